@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rankless_sampler.order import EpochOrder
 
 if TYPE_CHECKING:
-    from rankless_sampler.batching import SeededDistributedSampler, ShardedBatchSampler
-
+    from rankless_sampler.batching import SeededDistributedSampler, ShardedBatchSampler, check_ranks, shared_seed
     from rankless_sampler.samplers import SeededEpochSampler, sampler_state
 
 __version__ = "0.1.0"
@@ -28,17 +27,19 @@ _NEEDS_TORCH = {
     "SeededDistributedSampler": "batching",
     "SeededEpochSampler": "samplers",
     "ShardedBatchSampler": "batching",
-    "check_ranks": "ranks",
+    "check_ranks": "batching",
     "sampler_state": "samplers",
-    "shared_seed": "ranks",
+    "shared_seed": "batching",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _NEEDS_TORCH:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "accelerate":
+        return import_module("rankless_sampler.accelerate")
+    if name not in _NEEDS_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_NEEDS_TORCH[name]}"), name)
     globals()[name] = value
     return value

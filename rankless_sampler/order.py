@@ -12,7 +12,7 @@ import operator
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, SupportsIndex, TypeVar, overload
+from typing import Any, Protocol, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -242,9 +242,14 @@ def _decimal(number: int) -> str:
     return ("-" if number < 0 else "") + str(rest) + "".join(reversed(digits))
 
 
+def _philox(key: int, count: int, *, block: int = 0) -> NDArray[np.uint64]:
+    """`count` words of Philox4x64-10 from a block of four on: raw words are what numpy keeps stable."""
+    return np.asarray(np.random.Philox(key=key, counter=block).random_raw(count), dtype=np.uint64)
+
+
 def _sorted_table(n: int, digest: bytes) -> NDArray[np.int64]:
     """Order v1 for n <= 4096: the ranks of n random words, exactly uniform. int64, n elements."""
-    words = np.random.Philox(key=int.from_bytes(digest[:16], "little")).random_raw(n)
+    words = _philox(int.from_bytes(digest[:16], "little"), n)
     m = np.uint64(max(1, (n - 1).bit_length()))
     keyed = np.sort(((words >> m) << m) | np.arange(n, dtype=np.uint64))
     return (keyed & np.uint64((1 << int(m)) - 1)).astype(np.int64)
@@ -310,7 +315,7 @@ class EpochOrder(Sequence[int]):
     def __len__(self) -> int:
         return self._n
 
-    @overload
+    @overload  # type: ignore[override]  # arrays are no Sequence, but serve as one
     def __getitem__(self, key: SupportsIndex) -> int: ...
     @overload
     def __getitem__(self, key: slice | ArrayLike) -> NDArray[np.int64]: ...
@@ -381,7 +386,7 @@ class EpochOrder(Sequence[int]):
         """
         return self._map(_int64_array("indices", indices, 0, self._n, f"range({self._n})"), inverse=True)
 
-    def __array__(self, dtype: DTypeLike = None, copy: bool | None = None) -> NDArray[Any]:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         if copy is False:
             raise ValueError("an order is computed, not stored: it has no array to share (copy=False)")
         return self._slice(range(self._n)).astype(np.int64 if dtype is None else dtype, copy=False)
@@ -556,9 +561,8 @@ class EpochDraws:
         return (_high_product(first, n) + carry).astype(np.int64)
 
     def _words(self, start: int, count: int) -> NDArray[np.uint64]:
-        # Philox makes blocks of four words; its counter grows before each.
         block, skip = divmod(start, 4)
-        return np.random.Philox(key=self._key, counter=block).random_raw(skip + count)[skip:]
+        return _philox(self._key, skip + count, block=block)[skip:]
 
 
 _U64_32 = np.array(32, dtype=np.uint64)
