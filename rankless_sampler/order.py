@@ -244,15 +244,17 @@ def _decimal(number: int) -> str:
 
 def _philox(key: int, count: int, *, block: int = 0) -> NDArray[np.uint64]:
     """`count` words of Philox4x64-10 from a block of four on: raw words are what numpy keeps stable."""
-    return np.asarray(np.random.Philox(key=key, counter=block).random_raw(count), dtype=np.uint64)
+    words: NDArray[np.uint64] = np.random.Philox(key=key, counter=block).random_raw(count)
+    return words
 
 
 def _sorted_table(n: int, digest: bytes) -> NDArray[np.int64]:
     """Order v1 for n <= 4096: the ranks of n random words, exactly uniform. int64, n elements."""
     words = _philox(int.from_bytes(digest[:16], "little"), n)
-    m = np.uint64(max(1, (n - 1).bit_length()))
-    keyed = np.sort(((words >> m) << m) | np.arange(n, dtype=np.uint64))
-    return (keyed & np.uint64((1 << int(m)) - 1)).astype(np.int64)
+    bits = max(1, (n - 1).bit_length())
+    low = np.array((1 << bits) - 1, dtype=np.uint64)
+    table: NDArray[np.int64] = (np.sort((words & ~low) | np.arange(n, dtype=np.uint64)) & low).astype(np.int64)
+    return table
 
 
 # ---- the order ---------------------------------------------------------------------------------------
@@ -579,7 +581,8 @@ def _high_product(words: NDArray[np.uint64], n: int) -> NDArray[np.uint64]:
     n_high, n_low = (np.array(x, dtype=np.uint64) for x in divmod(n, 1 << 32))
     middle = high * n_low + ((low * n_low) >> _U64_32)
     other = low * n_high + (middle & _U64_LOW)
-    return high * n_high + (middle >> _U64_32) + (other >> _U64_32)
+    top: NDArray[np.uint64] = high * n_high + (middle >> _U64_32) + (other >> _U64_32)
+    return top
 
 
 # ---- walks: what iterators are made of ---------------------------------------------------------------
