@@ -55,11 +55,11 @@ def check_int(name: str, value: object, low: int | None = None, high: int | None
         TypeError: `value` is no integer (a bool is none either).
         ValueError: it lies outside ``low..high``.
     """
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, SupportsIndex):
-        raise TypeError(f"{name} must be an int, got {value!r} ({type(value).__name__})")
     try:
-        number = operator.index(value)
-    except TypeError:  # an array or tensor of floats, or of more than one element
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError
+        number = operator.index(value)  # type: ignore[arg-type]  # that is what is being asked
+    except TypeError:
         raise TypeError(f"{name} must be an int, got {value!r} ({type(value).__name__})") from None
     if (low is not None and number < low) or (high is not None and number > high):
         allowed = f">= {low}" if high is None else f"in {low}..{high}" if low is not None else f"<= {high}"
@@ -231,13 +231,15 @@ def _digest(message: str) -> bytes:
     return hashlib.sha512(message.encode("ascii")).digest()
 
 
+_DIGITS_600 = 10**600
+
+
 def _decimal(number: int) -> str:
     """`number` in decimal digits; str() refuses ints of more than some thousand digits."""
-    limit = 10**600
     digits = []
     rest = abs(number)
-    while rest >= limit:
-        rest, low = divmod(rest, limit)
+    while rest >= _DIGITS_600:
+        rest, low = divmod(rest, _DIGITS_600)
         digits.append(f"{low:0600d}")
     return ("-" if number < 0 else "") + str(rest) + "".join(reversed(digits))
 
@@ -332,7 +334,7 @@ class EpochOrder(Sequence[int]):
         """
         if isinstance(key, slice):
             return self._slice(range(*key.indices(self._n)))
-        if isinstance(key, SupportsIndex) and not isinstance(key, (np.ndarray, bool, np.bool_)):
+        if type(key) is int or (isinstance(key, SupportsIndex) and not isinstance(key, (np.ndarray, bool, np.bool_))):
             position = check_int("position", key)
             if not -self._n <= position < self._n:
                 raise IndexError(f"position {position} is outside this order of {self._n} samples")
@@ -415,10 +417,10 @@ class EpochOrder(Sequence[int]):
         return int(self._table_of(inverse)[value])
 
     def _slice(self, positions: range) -> NDArray[np.int64]:
-        out = _new_array(len(positions))
         if self._network is None:
-            np.take(self._table_of(False), np.arange(len(out)) * positions.step + positions.start, out=out)
-            return out
+            stop = positions.stop if positions.stop >= 0 else None
+            return self._table_of(False)[positions.start : stop : positions.step].copy()
+        out = _new_array(len(positions))
         if positions.step == 1:
             for i in range(0, len(out), _UNIT):
                 self._network.run(positions.start + i, out[i : i + _UNIT])

@@ -318,13 +318,14 @@ class SeededEpochSampler(Sampler[int]):
         """Samples in the dataset and in a pass, read now."""
         if isinstance(self.data_source, Sized):
             n = len(self.data_source)
-        elif isinstance(self.data_source, SupportsIndex):
-            n = check_int("data_source", self.data_source, 0, MAX_LENGTH)
         else:
-            raise TypeError(
-                f"data_source must have a len(), or be the number of samples, got {type(self.data_source).__name__}; "
-                "an IterableDataset has no order that a sampler could give"
-            )
+            try:
+                n = check_int("data_source", self.data_source, 0, MAX_LENGTH)
+            except TypeError:
+                raise TypeError(
+                    f"data_source must have a len(), or be the number of samples, got {self.data_source!r:.100}; "
+                    "an IterableDataset has no order that a sampler could give"
+                ) from None
         if n == 0 and self._num_samples is not None:
             raise ValueError(f"num_samples={self._num_samples} cannot be drawn from an empty data_source")
         return n, n if self._num_samples is None else self._num_samples
