@@ -419,7 +419,7 @@ class EpochOrder(Sequence[int]):
     def _slice(self, positions: range) -> NDArray[np.int64]:
         if self._network is None:
             stop = positions.stop if positions.stop >= 0 else None
-            return self._table_of(False)[positions.start : stop : positions.step].copy()
+            return np.array(self._table_of(False)[positions.start : stop : positions.step])
         out = _new_array(len(positions))
         if positions.step == 1:
             for i in range(0, len(out), _UNIT):
@@ -601,4 +601,4 @@ def pieces(sequence: IndexSequence, start: int, stop: int) -> Iterator[list[int]
         for i in range(0, len(indices), _LIST):
             yield indices[i : i + _LIST].tolist()
         start += unit
-        unit = min(2 * unit, _UNIT)
+        unit = _UNIT
