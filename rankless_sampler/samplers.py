@@ -33,8 +33,6 @@ State = dict[str, "int | str"]
 Plan = Callable[[IndexSequence, int, int], "tuple[int, Iterator[list[T]]]"]
 """(sequence, start, length) -> how many items a pass from `start` gives, and these items in lists."""
 
-_REPLACEMENT = f"{ALGORITHM}-replacement"
-
 
 class _Place(NamedTuple):
     """Where a pass starts, or stands: what a state says, and what must fit for it to be gone on with."""
@@ -44,11 +42,11 @@ class _Place(NamedTuple):
     position: int
     length: int
     data_length: int
-    replacement: bool
+    algorithm: str
 
     def state(self) -> State:
         state: State = {
-            "algorithm": _REPLACEMENT if self.replacement else ALGORITHM,
+            "algorithm": self.algorithm,
             "num_samples": self.length,
             "seed": self.seed,
             "epoch": self.epoch,
@@ -314,6 +312,10 @@ class SeededEpochSampler(Sampler[int]):
 
     # ---- for the iterators and the rank views ----
 
+    @property
+    def _algorithm(self) -> str:
+        return f"{ALGORITHM}-replacement" if self.replacement else ALGORITHM
+
     def _lengths(self) -> tuple[int, int]:
         """Samples in the dataset and in a pass, read now."""
         if isinstance(self.data_source, Sized):
@@ -344,7 +346,7 @@ class SeededEpochSampler(Sampler[int]):
         if self._resume is not None:
             return self._resume
         n, length = self._lengths()
-        return _Place(self._seed, self._epoch, 0, length, n, self.replacement)
+        return _Place(self._seed, self._epoch, 0, length, n, self._algorithm)
 
     def _bind(self, cursor: _Cursor) -> None:
         place = self._next_place()
@@ -412,11 +414,10 @@ class SeededEpochSampler(Sampler[int]):
                 f"state must have the keys {keys}: missing {missing}, unknown {extra}; is it the state of a "
                 "SeededEpochSampler? (sampler_state() takes it out of a loader's)"
             )
-        own = _REPLACEMENT if self.replacement else ALGORITHM
-        if state["algorithm"] != own:
+        if state["algorithm"] != self._algorithm:
             raise ValueError(
-                f"state['algorithm'] is {state['algorithm']!r}, but this sampler is {own!r}: its order is another. "
-                f"Build the sampler as it was (replacement={not self.replacement}?), or update rankless_sampler"
+                f"state['algorithm'] is {state['algorithm']!r}, but this sampler's is {self._algorithm!r}: its order is "
+                "another. Build the sampler as it was (replacement, shuffle), or update rankless_sampler"
             )
         try:
             length = check_int("state['num_samples']", state["num_samples"], 0, MAX_LENGTH)
@@ -426,7 +427,7 @@ class SeededEpochSampler(Sampler[int]):
                 position=check_int("state['position']", state["position"], 0, length),
                 length=length,
                 data_length=check_int("state['data_length']", state.get("data_length", length), 0, MAX_LENGTH),
-                replacement=self.replacement,
+                algorithm=self._algorithm,
             )
         except TypeError as error:
             raise ValueError(f"{error}; the state is damaged") from None
