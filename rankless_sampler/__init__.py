@@ -8,7 +8,8 @@ from rankless_sampler.order import EpochOrder
 
 if TYPE_CHECKING:
     from rankless_sampler.batching import SeededDistributedSampler, ShardedBatchSampler, check_ranks, shared_seed
-    from rankless_sampler.samplers import SeededEpochSampler, sampler_state
+    from rankless_sampler.samplers import SeededEpochSampler
+    from rankless_sampler.torchdata import sampler_state
 
 __version__ = "0.1.0"
 
@@ -28,7 +29,7 @@ _NEEDS_TORCH = {
     "SeededEpochSampler": "samplers",
     "ShardedBatchSampler": "batching",
     "check_ranks": "batching",
-    "sampler_state": "samplers",
+    "sampler_state": "torchdata",
     "shared_seed": "batching",
 }
 

@@ -590,15 +590,14 @@ def _high_product(words: NDArray[np.uint64], n: int) -> NDArray[np.uint64]:
 # ---- walks: what iterators are made of ---------------------------------------------------------------
 
 
-def pieces(sequence: IndexSequence, start: int, stop: int) -> Iterator[list[int]]:
-    """The indices at the positions ``start..stop-1``, as lists of plain ints: one Python-level step for thousands.
-
-    The first list is short, so that a first index comes at once.
+def pieces(sequence: IndexSequence, start: int, stop: int, step: int = 1) -> Iterator[list[int]]:
+    """The indices at the positions ``range(start, stop, step)``, as lists of plain ints: one Python-level step for
+    thousands. The first list is short, so that a first index comes at once.
     """
     unit = _FIRST_UNIT
     while start < stop:
-        indices = sequence[start : min(start + unit, stop)]
+        indices = sequence[start : min(start + unit * step, stop) : step]
         for i in range(0, len(indices), _LIST):
             yield indices[i : i + _LIST].tolist()
-        start += unit
+        start += unit * step
         unit = _UNIT

@@ -145,8 +145,14 @@ class EpochIterator(chain[T]):
         return iterator
 
     def state_dict(self) -> State:
-        """Where this iterator stands: see `SeededEpochSampler.state_dict`."""
-        return self._cursor.place.state()
+        """Where this iterator stands: see `SeededEpochSampler.state_dict`.
+
+        A rank view's says too, as "stride", how many positions one of its items stands for.
+        """
+        state = self._cursor.place.state()
+        if self._cursor.stride != 1:
+            state["stride"] = self._cursor.stride
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on exactly there, whatever the sampler's own epoch and position are.
@@ -408,7 +414,7 @@ class SeededEpochSampler(Sampler[int]):
             raise ValueError(f"state must be a dict from state_dict(), got {type(state).__name__}")
         keys = ["algorithm", "num_samples", "seed", "epoch", "position"]
         missing = [key for key in keys if key not in state]
-        extra = [key for key in state if key not in (*keys, "data_length")]
+        extra = [key for key in state if key not in (*keys, "data_length", "stride")]
         if missing or extra:
             raise ValueError(
                 f"state must have the keys {keys}: missing {missing}, unknown {extra}; is it the state of a "
@@ -416,10 +422,11 @@ class SeededEpochSampler(Sampler[int]):
             )
         if state["algorithm"] != self._algorithm:
             raise ValueError(
-                f"state['algorithm'] is {state['algorithm']!r}, but this sampler's is {self._algorithm!r}: its order is "
-                "another. Build the sampler as it was (replacement, shuffle), or update rankless_sampler"
+                f"state['algorithm'] is {state['algorithm']!r}, but this sampler's is {self._algorithm!r}: its order "
+                "is another. Build the sampler as it was (replacement, shuffle), or update rankless_sampler"
             )
         try:
+            check_int("state['stride']", state.get("stride", 1), 1)
             length = check_int("state['num_samples']", state["num_samples"], 0, MAX_LENGTH)
             place = _Place(
                 seed=check_int("state['seed']", state["seed"]),
