@@ -13,7 +13,9 @@ import importlib
 import json
 import os
 import random
+import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +41,25 @@ def disturb_global_rngs() -> None:
     random.random()
 
 
+def _give_up() -> None:
+    """A hung rank says where it stands, and ends with its loader workers: torchrun then ends the other ranks."""
+    faulthandler.dump_traceback(all_threads=True)
+    if os.getpgrp() == os.getpid():  # torchrun gives each rank a group of its own
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os._exit(1)
+
+
 def main(name: str, folder: str, kwargs: str, seconds: str) -> None:
-    # A hung rank says where it stands, and ends: torchrun then ends the others.
-    faulthandler.dump_traceback_later(float(seconds), exit=True)
+    watch = threading.Timer(float(seconds), _give_up)
+    watch.daemon = True
+    watch.start()
     module, _, function = name.rpartition(":")
     result: Any = getattr(importlib.import_module(module or "ranks"), function)(**json.loads(kwargs))
     target = Path(folder, f"rank{rank()}.json")
     partial = target.with_suffix(".partial")
     partial.write_text(json.dumps(result), encoding="utf-8")
     partial.replace(target)
-    faulthandler.cancel_dump_traceback_later()
+    watch.cancel()
 
 
 if __name__ == "__main__":
