@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 from numpy.typing import NDArray
-from torch.utils.data import DistributedSampler, Sampler
+from torch.utils.data import BatchSampler, DistributedSampler
 
 from rankless_sampler.order import MAX_LENGTH, EpochOrder, IndexSequence, check_int, pieces
 from rankless_sampler.samplers import EpochIterator, SeededEpochSampler, State
@@ -25,7 +25,7 @@ _FIRST_SAMPLES = 1_024  # in the first list of batches, so that a first batch co
 _LIST_SAMPLES = 8_192
 
 
-class ShardedBatchSampler(Sampler[list[int]]):
+class ShardedBatchSampler(BatchSampler):
     """One rank's batches of a `SeededEpochSampler`'s epoch: accelerate's layout, at 1/num_replicas of the cost.
 
     Step t of a pass that starts at position p covers ``[p + t*B*W, p + (t+1)*B*W)`` (B: batch_size, W: num_replicas);
@@ -62,9 +62,10 @@ class ShardedBatchSampler(Sampler[list[int]]):
         drop_last: bool = False,
         even_batches: bool = True,
     ) -> None:
+        # Not super().__init__(): it would only set the same three attributes, after weaker checks.
         if not isinstance(sampler, SeededEpochSampler):
             raise TypeError(f"sampler must be a SeededEpochSampler, got {type(sampler).__name__}")
-        self.sampler = sampler
+        self.sampler: SeededEpochSampler = sampler
         self.batch_size = check_int("batch_size", batch_size, 1, MAX_LENGTH)
         self.num_replicas, self.rank = _replicas(num_replicas, rank)
         self.drop_last = _check_bool("drop_last", drop_last)
@@ -281,11 +282,14 @@ class _Ascending:
 def _rows(sequence: IndexSequence, firsts: range, size: int) -> NDArray[np.int64]:
     """The indices at `size` positions from each of `firsts` on: int64, (len(firsts), size)."""
     if firsts.step == size:
-        return sequence[firsts.start : firsts.start + len(firsts) * size].reshape(len(firsts), size)
+        run = sequence[firsts.start : firsts.start + len(firsts) * size]
+        return run.reshape(len(firsts), size)
     if isinstance(sequence, EpochOrder):
-        starts = np.arange(len(firsts), dtype=np.int64) * firsts.step + firsts.start
-        return sequence[starts[:, np.newaxis] + np.arange(size, dtype=np.int64)]
-    return np.stack([sequence[first : first + size] for first in firsts])
+        starts: NDArray[np.int64] = np.arange(len(firsts), dtype=np.int64) * firsts.step + firsts.start
+        rows = sequence[starts[:, np.newaxis] + np.arange(size, dtype=np.int64)]
+    else:
+        rows = np.stack([sequence[first : first + size] for first in firsts])
+    return rows
 
 
 def _check_bool(name: str, value: object) -> bool:

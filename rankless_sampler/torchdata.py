@@ -17,8 +17,8 @@ __all__ = ["sampler_state"]
 def sampler_state(loader_state: Mapping[str, Any], *, samples_per_step: int | None = None) -> State:
     """The state of our sampler at the last batch that a StatefulDataLoader gave out.
 
-    ``sampler.load_state_dict(sampler_state(loader_state))`` in place of ``loader.load_state_dict(loader_state)`` goes on
-    exactly there with any num_workers, which torchdata itself refuses to change, and any batch size and number of ranks.
+    ``sampler.load_state_dict(sampler_state(loader_state))`` in place of ``loader.load_state_dict(loader_state)`` goes
+    on exactly there with any num_workers, which torchdata itself refuses to change, any batch size and number of ranks.
 
     Args:
         loader_state: ``StatefulDataLoader.state_dict()`` of a loader over any sampler of this package.

@@ -1,0 +1,367 @@
+"""accelerate: `prepare`, after which ``save_state`` and ``load_state`` are exact, on any number of processes.
+
+accelerate shards and places the batches as ever; what is added is a loader that knows its epoch and how much of it
+was delivered, and draws nothing before it is asked to. Measured against accelerate 1.13 and 1.15.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.data_loader import BatchSamplerShard, DataLoaderShard
+from torch.utils.data import BatchSampler, DataLoader
+
+from rankless_sampler.batching import SeededDistributedSampler, ShardedBatchSampler, check_ranks
+from rankless_sampler.order import check_int
+from rankless_sampler.samplers import EpochIterator, SeededEpochSampler, State
+
+__all__ = ["CHECKPOINT_FILE", "ElasticDataLoader", "prepare"]
+
+CHECKPOINT_FILE = "rankless_sampler.json"
+"""What is added to accelerate's checkpoint folder: one state for each loader, in the order of preparation."""
+
+_HOOKS = "_rankless_sampler_hooks"
+_END = object()
+
+
+def prepare(accelerator: Accelerator, *objects: Any, device_placement: list[bool] | None = None) -> Any:
+    """``accelerator.prepare(*objects)``, whose loaders over our samplers resume exactly.
+
+    After it, ``accelerator.save_state(dir)`` after any step and ``accelerator.load_state(dir)`` in a new run, with any
+    number of processes, workers and samples in a batch, give the rest of the epoch, each sample once, then the next
+    epoch. All else (models, optimizers, schedulers, other loaders) goes through ``accelerator.prepare`` as it is.
+
+    >>> loader = prepare(accelerator, DataLoader(data, 32, sampler=SeededEpochSampler(data, 7)))  # doctest: +SKIP
+
+    Args:
+        accelerator: the Accelerator.
+        objects: what ``accelerator.prepare`` takes; returned in the same order. A collective call: on all ranks.
+        device_placement: as for ``accelerator.prepare``.
+    Returns:
+        The prepared objects: a tuple, or the object if it was one.
+    Raises:
+        ValueError: the ranks' samplers differ (see `check_ranks`), or a loader cannot be exact; says why.
+    """
+    ready = [_elastic(accelerator, obj) for obj in objects]
+    for loader in ready:
+        if isinstance(loader, ElasticDataLoader):
+            check_ranks(loader.batches)
+    if not hasattr(accelerator, _HOOKS):
+        hooks = _Hooks(accelerator)
+        accelerator.register_save_state_pre_hook(hooks.save)
+        accelerator.register_load_state_pre_hook(hooks.load)
+        setattr(accelerator, _HOOKS, hooks)
+    return accelerator.prepare(*ready, device_placement=device_placement)
+
+
+class ElasticDataLoader(DataLoaderShard):  # type: ignore[misc]  # accelerate is not typed
+    """accelerate's loader, with a state: epoch and position, over all ranks, of what was *delivered*.
+
+    ``set_epoch(e)`` of the epoch that a resume is pending for keeps its position (epoch loops begin with that call);
+    any other epoch starts at its start.
+    """
+
+    batches: _Batches
+    iteration: int
+    remainder: int
+
+    def __init__(self, shard: Any, batches: _Batches) -> None:
+        arguments = _loader_arguments(shard)
+        if shard.batch_sampler is None:  # batch_size=None: the dataset gets whole lists of indices
+            arguments |= {"sampler": batches, "batch_size": None}
+        else:
+            arguments["batch_sampler"] = batches
+        super().__init__(
+            shard.dataset,
+            device=shard.device,
+            rng_types=shard.rng_types,
+            synchronized_generator=shard.synchronized_generator,
+            _drop_last=batches.drop_last,
+            _non_blocking=shard._non_blocking,
+            **arguments,
+        )
+        self.batches = batches
+        self._opening = False
+        self._begun: State | None = None  # where the pass that goes on began
+        self._delivered = 0
+        self._restored = False
+        self._resume: State | None = None
+        self._generation = -1
+        self._adopt()
+
+    def __iter__(self) -> Iterator[Any]:
+        self._adopt()
+        epoch = self.iteration
+        delivered = super().__iter__()
+        self._opening = True
+        batch = next(delivered, _END)  # here accelerate synchronises the RNGs, sets the epoch and starts the workers
+        begun = self._begun
+        while batch is not _END:
+            if self._begun is begun:
+                self._delivered += 1
+            yield batch
+            batch = next(delivered, _END)
+        if self._begun is begun:
+            self._begun = None
+        if self.iteration == epoch:  # accelerate does not count a pass without a batch, as a short rest may be
+            self.iteration = epoch + 1
+
+    def __len__(self) -> int:
+        """Batches of this rank in a whole epoch."""
+        return self.batches._count(0, len(self.batches.sampler))
+
+    @property
+    def total_batch_size(self) -> int:
+        """Samples in a step, over all ranks."""
+        return self.batches.batch_size * self.batches.num_replicas
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch of the next pass; see the class for what becomes of a pending resume."""
+        opening, self._opening = self._opening, False
+        epoch = check_int("epoch", epoch, 0)
+        resume = self._resume if self._resume is not None and self._resume["epoch"] == epoch else None
+        if opening and resume is None:
+            self._warn_after_early_stop(epoch)
+        super().set_epoch(epoch)
+        self.batches.set_epoch(epoch)
+        if resume is not None:
+            self.batches.load_state_dict(resume)
+        self._generation = self.batches.sampler._generation
+        self._begun = None
+        self._expect(resume)
+        if opening:
+            self._restored = resume is not None
+            self._begun = resume or self._state(0)
+            self._delivered = 0
+            self._expect(None)
+
+    def begin(self) -> None:
+        super().begin()
+        if self.remainder >= 0:  # of a resumed pass, the rest counts
+            place = self.batches.sampler._next_place()
+            self.remainder = (place.length - place.position) % self.total_batch_size
+
+    def state_dict(self) -> State:
+        """Epoch and position after the last delivered batch: plain ints and strs, the same on every rank."""
+        self._adopt()
+        if self._resume is not None:
+            return dict(self._resume)
+        if self._begun is None:
+            return self._state(0)
+        length = int(self._begun["num_samples"])
+        left = max(0, length - int(self._begun["position"]) - self._delivered * self.total_batch_size)
+        if self.batches.drop_last and left < self.total_batch_size:
+            left = 0
+        return {**self._begun, "position": length - left}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on exactly there: the next pass is the rest of that epoch.
+
+        Raises:
+            ValueError: the state is not one of this sampler; nothing is changed.
+        """
+        self.batches.load_state_dict(state_dict)
+        self._adopt()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (self.__dict__,))
+
+    def _adopt(self) -> None:
+        """Take over what the sampler was told directly (set_epoch, load_state_dict) since this loader last told it."""
+        sampler = self.batches.sampler
+        if self._generation != sampler._generation:
+            self._generation = sampler._generation
+            place = sampler._next_place()
+            self.iteration = place.epoch
+            self._begun = None
+            self._expect(place.state() if place.position else None)
+
+    def _state(self, position: int) -> State:
+        return self.batches.sampler._next_place()._replace(epoch=self.iteration, position=position).state()
+
+    def _expect(self, resume: State | None) -> None:
+        self._resume = resume
+        self.batches.resuming = resume is not None
+
+    def _warn_after_early_stop(self, epoch: int) -> None:
+        begun = self._begun
+        if begun is not None and self._restored and begun["epoch"] == epoch and begun["position"]:
+            warnings.warn(
+                f"the resumed pass through epoch {epoch} stopped early, and this one starts the same epoch from 0: the "
+                f"{begun['position']} samples before the checkpoint come again. Call set_epoch({epoch + 1}) to go on "
+                "with the next epoch, or load_state again to repeat the resumed pass",
+                UserWarning,
+                stacklevel=5,
+            )
+
+
+def _rebuild(attributes: dict[str, Any]) -> ElasticDataLoader:
+    loader = ElasticDataLoader.__new__(ElasticDataLoader)
+    loader.__dict__.update(attributes)
+    return loader
+
+
+class _Batches(ShardedBatchSampler):
+    """The batches of one ElasticDataLoader: while that waits to resume, nobody else may walk them unnoticed."""
+
+    resuming = False
+
+    def __iter__(self) -> EpochIterator[list[int]]:
+        if self.resuming:
+            raise RuntimeError(
+                "this loader already goes on where load_state left off: skip_first_batches would skip a second time. "
+                "Iterate over the prepared loader itself"
+            )
+        return super().__iter__()
+
+
+class _Hooks:
+    """What save_state and load_state do beside their own work, for the loaders that the accelerator then knows."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self.accelerator = accelerator
+
+    def loaders(self) -> list[ElasticDataLoader]:
+        return [loader for loader in self.accelerator._dataloaders if isinstance(loader, ElasticDataLoader)]
+
+    def save(self, models: Any, weights: Any, output_dir: str) -> None:
+        loaders = self.loaders()
+        self._refuse_skipping(loaders)
+        on_each_node = self.accelerator.project_configuration.save_on_each_node
+        writes = self.accelerator.is_local_main_process if on_each_node else self.accelerator.is_main_process
+        if loaders and writes:
+            _write(Path(output_dir) / CHECKPOINT_FILE, [loader.state_dict() for loader in loaders])
+
+    def load(self, models: Any, input_dir: str) -> None:
+        loaders = self.loaders()
+        if not loaders:
+            return
+        path = Path(input_dir) / CHECKPOINT_FILE
+        states = _read(path)
+        if len(states) != len(loaders):
+            raise ValueError(
+                f"{path} holds the states of {len(states)} loaders, but {len(loaders)} are prepared: prepare the same "
+                "loaders in the same order as when it was saved"
+            )
+        for loader, state in zip(loaders, states, strict=True):  # all are checked before the first is changed
+            loader.batches.sampler._read(state)
+        for loader, state in zip(loaders, states, strict=True):
+            loader.load_state_dict(state)
+
+    def _refuse_skipping(self, loaders: list[ElasticDataLoader]) -> None:
+        active = self.accelerator.gradient_state.active_dataloader
+        walked = getattr(getattr(active, "batch_sampler", None), "batch_sampler", None)
+        if walked is not None and any(walked is loader.batches for loader in loaders):
+            raise RuntimeError(
+                "save_state inside a loop over skip_first_batches(...): how far that is cannot be seen from outside. "
+                "Iterate over the prepared loader itself: after load_state it goes on where it was"
+            )
+
+
+def _write(path: Path, states: list[State]) -> None:
+    # Whole or not at all: a process may be killed here.
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        json.dump({"format": 1, "dataloaders": states}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def _read(path: Path) -> list[Any]:
+    if not path.exists():
+        raise ValueError(
+            f"{path} is missing: the checkpoint was saved without rankless_sampler.accelerate.prepare, or never "
+            "finished. To take over its weights only, call load_state before the loader is prepared, then "
+            "loader.set_epoch(e)"
+        )
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        states = content["dataloaders"]
+        if content["format"] != 1 or not isinstance(states, list):
+            raise ValueError(f"format {content['format']!r}")
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} cannot be read ({type(error).__name__}: {error}): it is damaged, or from a newer "
+            "rankless_sampler. Load the checkpoint before it"
+        ) from None
+    return states
+
+
+def _elastic(accelerator: Accelerator, loader: Any) -> Any:
+    """`loader` as an ElasticDataLoader if it is one over our samplers and not yet prepared, else as it is."""
+    if not isinstance(loader, DataLoader) or getattr(loader, "_is_accelerate_prepared", False):
+        return loader
+    batched = loader.sampler if loader.batch_size is None and loader.batch_sampler is None else loader.batch_sampler
+    sampler = getattr(batched, "sampler", batched)
+    if isinstance(sampler, SeededDistributedSampler):
+        raise ValueError(
+            "a loader over SeededDistributedSampler has its rank's part already, and accelerate would divide that "
+            "again: give it SeededEpochSampler(dataset, seed=...)"
+        )
+    if not isinstance(sampler, SeededEpochSampler):
+        return loader
+    if batched is sampler:
+        raise ValueError("a loader with batch_size=None over single samples cannot be sharded: give it a batch_size")
+    if accelerator.dispatch_batches:
+        raise ValueError(
+            "dispatch_batches=True: only the main process reads, and accelerate saves no state of its place that "
+            "another rank could go on from. Every rank can compute its own part here: set dispatch_batches=False"
+        )
+    shard = _sharded_by_accelerate(accelerator, loader)
+    if any(
+        isinstance(other, ElasticDataLoader) and other.batches.sampler is sampler for other in accelerator._dataloaders
+    ):
+        raise ValueError("this sampler serves another prepared loader, and cannot be at two places: give each its own")
+    loader = ElasticDataLoader(shard, _batches(batched, sampler, shard))
+    loader._is_accelerate_prepared = True
+    return loader
+
+
+def _sharded_by_accelerate(accelerator: Accelerator, loader: Any) -> Any:
+    """accelerate's own prepared loader, to read from it what accelerate decides: ranks (meshes too), devices, RNGs."""
+    known = list(accelerator._dataloaders)
+    stateful = accelerator.dataloader_config.use_stateful_dataloader
+    accelerator.dataloader_config.use_stateful_dataloader = False  # a stateful one would prefetch at once
+    try:
+        shard = accelerator.prepare_data_loader(loader)
+    finally:
+        accelerator.dataloader_config.use_stateful_dataloader = stateful
+        accelerator._dataloaders = known
+    if not isinstance(shard, DataLoaderShard):
+        raise ValueError(f"accelerate made a {type(shard).__name__} of this loader, which cannot resume exactly")
+    return shard
+
+
+def _batches(batched: Any, sampler: SeededEpochSampler, shard: Any) -> _Batches:
+    layout = shard.sampler if shard.batch_sampler is None else shard.batch_sampler
+    replicas, rank, even = 1, 0, False  # of one process accelerate leaves the last batch short
+    size = batched.batch_size
+    if isinstance(layout, BatchSamplerShard):
+        replicas, rank, even = layout.num_processes, layout.process_index, layout.even_batches
+        if layout.split_batches:
+            size //= replicas
+    if isinstance(batched, ShardedBatchSampler):
+        if (batched.num_replicas, batched.rank) not in ((1, 0), (replicas, rank)):
+            raise ValueError(
+                f"the loader's ShardedBatchSampler is rank {batched.rank} of {batched.num_replicas}, but accelerate's "
+                f"data-parallel rank is {rank} of {replicas}: leave num_replicas and rank out"
+            )
+        size, even = batched.batch_size, batched.even_batches
+    elif type(batched) is not BatchSampler and not type(batched).__module__.startswith("torchdata."):
+        raise ValueError(f"cannot tell how {type(batched).__name__} makes batches: use BatchSampler, or batch_size=")
+    return _Batches(sampler, size, num_replicas=replicas, rank=rank, drop_last=batched.drop_last, even_batches=even)
+
+
+def _loader_arguments(loader: Any) -> dict[str, Any]:
+    """The DataLoader arguments of `loader` that do not say which samples go into which batch."""
+    decided = {"self", "dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}
+    names = [name for name in inspect.signature(DataLoader.__init__).parameters if name not in decided]
+    return {name: getattr(loader, name) for name in names if hasattr(loader, name)}
