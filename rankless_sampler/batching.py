@@ -286,7 +286,7 @@ def _rows(sequence: IndexSequence, firsts: range, size: int) -> NDArray[np.int64
         return run.reshape(len(firsts), size)
     if isinstance(sequence, EpochOrder):
         starts: NDArray[np.int64] = np.arange(len(firsts), dtype=np.int64) * firsts.step + firsts.start
-        rows = sequence[starts[:, np.newaxis] + np.arange(size, dtype=np.int64)]
+        rows: NDArray[np.int64] = sequence[starts.reshape(-1, 1) + np.arange(size, dtype=np.int64)]
     else:
         rows = np.stack([sequence[first : first + size] for first in firsts])
     return rows
