@@ -176,8 +176,8 @@ def _rank() -> None:
     faulthandler.dump_traceback_later(0.9 * options["timeout"])  # a hung rank says where it stands
 
     import torch
-    from accelerate import Accelerator  # type: ignore[import-untyped]
-    from accelerate.utils import DataLoaderConfiguration  # type: ignore[import-untyped]
+    from accelerate import Accelerator
+    from accelerate.utils import DataLoaderConfiguration
     from torch.utils.data import DataLoader
 
     from rankless_sampler.samplers import SeededEpochSampler
