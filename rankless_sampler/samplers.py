@@ -6,7 +6,9 @@ objects: the sampler (which epoch is due, is a resume pending) and, for each ite
 
 from __future__ import annotations
 
+import sys
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sized
 from itertools import chain
 from operator import length_hint
@@ -21,6 +23,7 @@ from rankless_sampler.order import (
     EpochOrder,
     EpochRepeats,
     IndexSequence,
+    _decimal,
     check_int,
     pieces,
 )
@@ -58,74 +61,60 @@ class _Place(NamedTuple):
 
 
 class _Cursor:
-    """Where one iterator stands. Its generator and the sampler hold it, not the iterator: no cycle through that."""
+    """Where one iterator stands. The sampler keeps the latest, so that none may know its sampler: no cycles."""
 
-    def __init__(self, sampler: SeededEpochSampler, plan: Plan[Any], stride: int) -> None:
-        self.sampler = sampler
-        self.plan = plan
+    def __init__(self, stride: int) -> None:
         self.stride = stride  # positions of the epoch, over all ranks, that one item stands for
         self.start: _Place | None = None  # None until bound
         self.restored = False
-        self.generation = -1
-        self.finished = False
-        self._moved = False
-        self._list: Iterator[Any] = iter(())  # the list iterator that is being walked, and the position behind it
-        self._list_end = 0
-        self._count = 0
+        self.generation = -1  # the sampler's, when this was bound
+        self.exhausted = False
+        self.walking: tuple[Iterator[Any], int] = iter(()), 0  # the items being handed out, and the position behind
+
+    def bind(self, start: _Place, *, restored: bool, generation: int) -> None:
+        deque(self.walking[0], maxlen=0)  # the chain still holds them
+        self.start, self.restored, self.generation = start, restored, generation
+        self.walking = iter(()), start.position
+
+    def hand_out(self, items: list[T]) -> Iterator[T]:
+        iterator = iter(items)
+        self.walking = iterator, self.walking[1] + len(items) * self.stride  # at once: a signal handler may look
+        return iterator
 
     @property
     def place(self) -> _Place:
-        """Where the next item comes from; of an unbound cursor, where it would start."""
-        if self.start is None:
-            return self.sampler._next_place()
-        position = self._list_end - length_hint(self._list) * self.stride
-        return self.start._replace(position=self.start.length if self.finished else min(position, self.start.length))
-
-    @property
-    def done(self) -> bool:
-        """Whether everything has been handed out, be the StopIteration asked for or not."""
-        if self.start is None or self.finished:
-            return self.finished
-        left = length_hint(self._list) * self.stride
-        return self.start.length > 0 and self._list_end - left >= self.start.position + self._count * self.stride
-
-    def bind(self, start: _Place, *, restored: bool) -> None:
-        self.start = start
-        self.restored = restored
-        self.generation = self.sampler._generation
-        self._list_end = start.position
-        self._count, self._lists = self.plan(self.sampler._sequence(start), start.position, start.length)
-
-    def walk(self) -> Iterator[Iterator[Any]]:
-        if self.start is None:
-            self.sampler._bind(self)
-        self._moved = True
-        while self._moved:  # load_state_dict on a walking iterator: begin anew from there
-            self._moved = False
-            for items in self._lists:
-                self._list = iter(items)
-                self._list_end += len(items) * self.stride
-                yield self._list
-                if self._moved:
-                    break
-        self.finished = True
-        self.sampler._settle(self)
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        if self.finished:
-            raise RuntimeError("this iterator is exhausted and cannot go on: call iter() and load into the new one")
-        place = self.sampler._read(state)
-        self.sampler._restore(place)
-        self._moved = True
-        self._list = _drained(self._list)
-        self.bind(place, restored=True)
-        self.sampler._latest = self
+        """Where the next item comes from. Of a bound one."""
+        assert self.start is not None
+        items, behind = self.walking
+        position = min(behind - length_hint(items) * self.stride, self.start.length)
+        return self.start._replace(position=self.start.length if self.exhausted else position)
 
 
-def _drained(items: Iterator[Any]) -> Iterator[Any]:
-    for _ in items:
-        pass
-    return items
+def _walk(sampler: SeededEpochSampler, cursor: _Cursor, plan: Plan[T]) -> Iterator[Iterator[T]]:
+    """What an EpochIterator chains. Takes a step for each list, and one when the last item is being taken."""
+    if cursor.start is None:
+        sampler._bind(cursor)
+    start = None
+    while cursor.start is not start:  # load_state_dict on a walking iterator: begin anew from there
+        start = cursor.start
+        assert start is not None
+        left, lists = plan(sampler._sequence(start), start.position, start.length)
+        for items in _last_apart(left, lists):
+            left -= len(items)
+            if left == 0:
+                sampler._settle(cursor)
+            yield cursor.hand_out(items)
+            if cursor.start is not start:
+                break
+    cursor.exhausted = True
+    sampler._settle(cursor)
+
+
+def _last_apart(count: int, lists: Iterator[list[T]]) -> Iterator[list[T]]:
+    """`lists`, but the last one of all `count` items in a list of its own."""
+    for items in lists:
+        count -= len(items)
+        yield from (items,) if count else (items[:-1], items[-1:])
 
 
 class EpochIterator(chain[T]):
@@ -134,34 +123,41 @@ class EpochIterator(chain[T]):
     It binds to an epoch and a start when its first item is taken, or by its own `load_state_dict`.
     """
 
+    _sampler: SeededEpochSampler
     _cursor: _Cursor
 
     @classmethod
     def over(cls, sampler: SeededEpochSampler, plan: Plan[T], *, stride: int = 1) -> EpochIterator[T]:
         """An unbound iterator over the items that `plan` makes, each of which stands for `stride` positions."""
-        cursor = _Cursor(sampler, plan, stride)
-        iterator = cast("EpochIterator[T]", cls.from_iterable(cursor.walk()))
-        iterator._cursor = cursor
+        cursor = _Cursor(stride)
+        iterator = cast("EpochIterator[T]", cls.from_iterable(_walk(sampler, cursor, plan)))
+        iterator._sampler, iterator._cursor = sampler, cursor
         return iterator
 
     def state_dict(self) -> State:
-        """Where this iterator stands: see `SeededEpochSampler.state_dict`.
+        """Where this iterator stands, or, before its first item, would start: see `SeededEpochSampler.state_dict`.
 
         A rank view's says too, as "stride", how many positions one of its items stands for.
         """
-        state = self._cursor.place.state()
-        if self._cursor.stride != 1:
-            state["stride"] = self._cursor.stride
+        cursor = self._cursor
+        state = (self._sampler._next_place() if cursor.start is None else cursor.place).state()
+        if cursor.stride != 1:
+            state["stride"] = cursor.stride
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on exactly there, whatever the sampler's own epoch and position are.
 
         Raises:
             ValueError: the state is not one of this sampler; nothing is changed.
             RuntimeError: this iterator has already raised StopIteration.
         """
-        self._cursor.load(state)
+        if self._cursor.exhausted:
+            raise RuntimeError("this iterator is exhausted and cannot go on: call iter() and load into the new one")
+        self._sampler._restore(self._sampler._read(state_dict), self._cursor)
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        raise TypeError("an iterator cannot be copied or pickled: take its state_dict(), and load that into a new one")
 
 
 class SeededEpochSampler(Sampler[int]):
@@ -174,7 +170,7 @@ class SeededEpochSampler(Sampler[int]):
     ([6, 2, 3, 5, 1, 4, 0, 8, 7, 9], 1)
     >>> iterator = iter(sampler)
     >>> next(iterator), next(iterator)
-    (7, 0)
+    (2, 1)
     >>> sampler.state_dict()
     {'algorithm': 'v1', 'num_samples': 10, 'seed': 7, 'epoch': 1, 'position': 2}
 
@@ -221,7 +217,6 @@ class SeededEpochSampler(Sampler[int]):
     @property
     def epoch(self) -> int:
         """The epoch that the next pass would walk."""
-        self._settle(self._latest)
         return self._epoch
 
     @property
@@ -273,15 +268,14 @@ class SeededEpochSampler(Sampler[int]):
         Raises:
             TypeError, ValueError: `position` is no int in ``0..num_samples``.
         """
+        latest = self._latest
         if position is not None:
             # A loader may have drained the pass that the caller still trains on: that one is meant, not the next.
-            latest = self._latest
             begun = latest.start if latest is not None and latest.generation == self._generation else None
             place = begun or self._next_place()
             return place._replace(position=check_int("position", position, 0, place.length)).state()
-        self._settle(self._latest)
-        if self._latest is not None and self._latest.place.epoch == self._epoch:
-            return self._latest.place.state()
+        if latest is not None and latest.place.epoch == self._epoch:
+            return latest.place.state()
         return self._next_place().state()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -293,12 +287,7 @@ class SeededEpochSampler(Sampler[int]):
             ValueError: the state is not one of this sampler (another length or algorithm, a missing or extra key, a
                 wrong type, a value out of range); names the key and the way out. The sampler is left as it was.
         """
-        place = self._read(state_dict)
-        self._restore(place)
-        if 0 < place.length == place.position:
-            place = place._replace(epoch=place.epoch + 1, position=0)
-        self._epoch = place.epoch
-        self._resume = place
+        self._restore(self._read(state_dict))
 
     def fingerprint(self) -> State:
         """What the ranks must agree on: kind, lengths, seed, and where the next pass starts. See `check_ranks`."""
@@ -307,14 +296,13 @@ class SeededEpochSampler(Sampler[int]):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has no iterators: its next pass is the one that this sampler's next pass would be.
-        self._settle(self._latest)
         return {**self.__dict__, "_latest": None}
 
     def __repr__(self) -> str:
         extra = ", replacement=True" if self.replacement else ""
         if self._num_samples is not None:
             extra += f", num_samples={self._num_samples}"
-        return f"{type(self).__name__}({self._lengths()[0]}, seed={self._seed}{extra})"
+        return f"{type(self).__name__}({self._lengths()[0]}, seed={_decimal(self._seed)}{extra})"
 
     # ---- for the iterators and the rank views ----
 
@@ -325,7 +313,8 @@ class SeededEpochSampler(Sampler[int]):
     def _lengths(self) -> tuple[int, int]:
         """Samples in the dataset and in a pass, read now."""
         if isinstance(self.data_source, Sized):
-            n = len(self.data_source)
+            # Not len(): what that refuses (negative, > 2^63 - 1), it refuses without a name.
+            n = check_int("len(data_source)", self.data_source.__len__(), 0, MAX_LENGTH)
         else:
             try:
                 n = check_int("data_source", self.data_source, 0, MAX_LENGTH)
@@ -348,7 +337,6 @@ class SeededEpochSampler(Sampler[int]):
 
     def _next_place(self) -> _Place:
         """Where the next iterator to be bound starts."""
-        self._settle(self._latest)
         if self._resume is not None:
             return self._resume
         n, length = self._lengths()
@@ -357,52 +345,52 @@ class SeededEpochSampler(Sampler[int]):
     def _bind(self, cursor: _Cursor) -> None:
         place = self._next_place()
         if self._resume is not None:
-            self._check_lengths(self._resume)  # the dataset may have changed since load_state_dict
+            self._check_lengths(place)  # the dataset may have changed since load_state_dict
         elif not self._caller_counts:
             self._warn_after_early_stop(place)
-        cursor.bind(place, restored=self._resume is not None)
+        cursor.bind(place, restored=self._resume is not None, generation=self._generation)
         self._resume = None
         self._latest = cursor
 
-    def _settle(self, cursor: _Cursor | None) -> None:
-        """Move on to the next epoch if `cursor` has handed out all of this one, and it is its business."""
+    def _settle(self, cursor: _Cursor) -> None:
+        """`cursor` has handed out everything: move on to the next epoch, if that is its business."""
+        assert cursor.start is not None
         if (
-            cursor is not None
-            and cursor.start is not None
-            and cursor.start.epoch == self._epoch
+            cursor.start.epoch == self._epoch
             and cursor.generation == self._generation
-            and cursor.done
             and (cursor.restored or not self._caller_counts)
         ):
             self._epoch += 1
 
+    def _restore(self, place: _Place, cursor: _Cursor | None = None) -> None:
+        """Let `cursor`, or else the next one to be bound, go on at `place`."""
+        if place.seed != self._seed:
+            _warn(
+                f"the state's seed={_decimal(place.seed)} replaces this sampler's seed={_decimal(self._seed)}: a "
+                "resumed run keeps the order it began with. Pass the same seed to the constructor, or call set_epoch "
+                "instead of loading."
+            )
+        at_end = 0 < place.length == place.position
+        self._seed = place.seed
+        self._epoch = place.epoch + at_end
+        self._generation += 1
+        self._latest = cursor
+        self._resume = None
+        if cursor is not None:
+            cursor.bind(place, restored=True, generation=self._generation)
+        else:
+            self._resume = place._replace(epoch=self._epoch, position=0) if at_end else place
+
     def _warn_after_early_stop(self, place: _Place) -> None:
-        before = self._latest
-        if before is None or self._warned or before.place.epoch != place.epoch or before.place.position == 0:
+        before = None if self._latest is None else self._latest.place
+        if before is None or self._warned or before.epoch != place.epoch or before.position == 0:
             return
         self._warned = True
-        warnings.warn(
-            f"a pass through epoch {place.epoch} stopped early, at position {before.place.position} of "
-            f"{before.place.length}, and this one starts the same epoch again from 0: its samples come in the same "
-            "order. Call set_epoch(e) before each epoch to say which one is due.",
-            UserWarning,
-            stacklevel=4,
+        _warn(
+            f"a pass through epoch {place.epoch} stopped early, at position {before.position} of {before.length}, and "
+            "this one starts the same epoch again from 0: its samples come in the same order. Call set_epoch(e) before "
+            "each epoch to say which one is due."
         )
-
-    def _restore(self, place: _Place) -> None:
-        """Take over what sampler and iterator states have in common; cannot fail."""
-        if place.seed != self._seed:
-            warnings.warn(
-                f"the state's seed={place.seed} replaces this sampler's seed={self._seed}: a resumed run keeps the "
-                "order it began with. Pass the same seed to the constructor, or call set_epoch instead of loading.",
-                UserWarning,
-                stacklevel=4,
-            )
-        self._seed = place.seed
-        self._epoch = place.epoch
-        self._resume = None
-        self._latest = None
-        self._generation += 1
 
     def _read(self, state: Mapping[str, Any]) -> _Place:
         """`state` as a place, checked against this sampler.
@@ -420,7 +408,7 @@ class SeededEpochSampler(Sampler[int]):
                 f"state must have the keys {keys}: missing {missing}, unknown {extra}; is it the state of a "
                 "SeededEpochSampler? (sampler_state() takes it out of a loader's)"
             )
-        if state["algorithm"] != self._algorithm:
+        if not isinstance(state["algorithm"], str) or state["algorithm"] != self._algorithm:
             raise ValueError(
                 f"state['algorithm'] is {state['algorithm']!r}, but this sampler's is {self._algorithm!r}: its order "
                 "is another. Build the sampler as it was (replacement, shuffle), or update rankless_sampler"
@@ -436,8 +424,8 @@ class SeededEpochSampler(Sampler[int]):
                 data_length=check_int("state['data_length']", state.get("data_length", length), 0, MAX_LENGTH),
                 algorithm=self._algorithm,
             )
-        except TypeError as error:
-            raise ValueError(f"{error}; the state is damaged") from None
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{error}: the state is damaged. Load an earlier one") from None
         self._check_lengths(place)
         return place
 
@@ -445,7 +433,7 @@ class SeededEpochSampler(Sampler[int]):
         n, length = self._lengths()
         way_out = (
             "a pass cannot go on over another length. "
-            f"Call set_epoch({place.epoch + 1}) to start the next epoch on the new dataset."
+            f"Call set_epoch({_decimal(place.epoch + 1)}) to start the next epoch on the new dataset."
         )
         if place.data_length != n:
             name = "num_samples" if place.data_length == place.length else "data_length"
@@ -454,6 +442,14 @@ class SeededEpochSampler(Sampler[int]):
             raise ValueError(
                 f"state is for num_samples={place.length}, but this sampler's pass has {length}: {way_out}"
             )
+
+
+def _warn(message: str) -> None:
+    """A UserWarning at the line outside this package from which all this was called."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == "rankless_sampler":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, UserWarning, stacklevel=level)
 
 
 def _samples(sequence: IndexSequence, start: int, length: int) -> tuple[int, Iterator[list[int]]]:
