@@ -77,7 +77,7 @@ class ShardedBatchSampler(BatchSampler):
     def __len__(self) -> int:
         """Batches of this rank in the pass that the next iterator walks: the rest of it while a resume is pending."""
         place = self.sampler._next_place()
-        return self._count(place.position, place.length)
+        return self._count(place.position, place.length, self.rank)
 
     @property
     def epoch(self) -> int:
@@ -112,14 +112,15 @@ class ShardedBatchSampler(BatchSampler):
             f"rank={self.rank}, drop_last={self.drop_last}, even_batches={self.even_batches})"
         )
 
-    def _count(self, start: int, length: int) -> int:
+    def _count(self, start: int, length: int, rank: int) -> int:
         full, tail = divmod(length - start, self.batch_size * self.num_replicas)
         if self.drop_last or not tail:
             return full
-        return full + (self.even_batches or tail > self.rank * self.batch_size)
+        return full + (self.even_batches or tail > rank * self.batch_size)
 
     def _batches(self, sequence: IndexSequence, start: int, length: int) -> tuple[int, Iterator[list[list[int]]]]:
-        return self._count(start, length), self._walk(sequence, start, length)
+        # Rank 0's count: a rank without a batch in an uneven last step is done when the others are, not before.
+        return self._count(start, length, 0), self._walk(sequence, start, length)
 
     def _walk(self, sequence: IndexSequence, start: int, length: int) -> Iterator[list[list[int]]]:
         size, step = self.batch_size, self.batch_size * self.num_replicas
@@ -130,7 +131,7 @@ class ShardedBatchSampler(BatchSampler):
             firsts = range(start + steps.start * step + self.rank * size, start + steps.stop * step, step)
             yield _rows(sequence, firsts, size).tolist()
             done, group = steps.stop, max(1, _LIST_SAMPLES // size)
-        if self._count(start, length) > full:
+        if self._count(start, length, self.rank) > full:
             first = start + full * step + self.rank * size
             batch = sequence[first : min(first + size, length)].tolist()
             if self.even_batches:  # fill up from the head; a short epoch goes round several times
