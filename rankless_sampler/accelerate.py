@@ -27,7 +27,6 @@ __all__ = ["CHECKPOINT_FILE", "ElasticDataLoader", "prepare"]
 CHECKPOINT_FILE = "rankless_sampler.json"
 """What is added to accelerate's checkpoint folder: one state for each loader, in the order of preparation."""
 
-_HOOKS = "_rankless_sampler_hooks"
 _END = object()
 
 
@@ -49,15 +48,17 @@ def prepare(accelerator: Accelerator, *objects: Any, device_placement: list[bool
     Raises:
         ValueError: the ranks' samplers differ (see `check_ranks`), or a loader cannot be exact; says why.
     """
-    ready = [_elastic(accelerator, obj) for obj in objects]
+    placements = [None] * len(objects) if device_placement is None else device_placement
+    if len(placements) != len(objects):
+        raise ValueError(f"device_placement must have one entry for each of {len(objects)} objects, got {placements}")
+    ready: list[Any] = []
+    for obj, placement in zip(objects, placements, strict=True):
+        ready.append(_elastic(accelerator, obj, placement, [*accelerator._dataloaders, *ready]))
     for loader in ready:
         if isinstance(loader, ElasticDataLoader):
             check_ranks(loader.batches)
-    if not hasattr(accelerator, _HOOKS):
-        hooks = _Hooks(accelerator)
-        accelerator.register_save_state_pre_hook(hooks.save)
-        accelerator.register_load_state_pre_hook(hooks.load)
-        setattr(accelerator, _HOOKS, hooks)
+    if not isinstance(getattr(accelerator.save_state, "__self__", None), _Checkpoints):
+        _Checkpoints(accelerator)
     return accelerator.prepare(*ready, device_placement=device_placement)
 
 
@@ -72,9 +73,9 @@ class ElasticDataLoader(DataLoaderShard):  # type: ignore[misc]  # accelerate is
     iteration: int
     remainder: int
 
-    def __init__(self, shard: Any, batches: _Batches) -> None:
+    def __init__(self, shard: Any, batches: _Batches, *, whole_lists: bool = False) -> None:
         arguments = _loader_arguments(shard)
-        if shard.batch_sampler is None:  # batch_size=None: the dataset gets whole lists of indices
+        if whole_lists:  # batch_size=None: the dataset gets whole lists of indices
             arguments |= {"sampler": batches, "batch_size": None}
         else:
             arguments["batch_sampler"] = batches
@@ -100,7 +101,6 @@ class ElasticDataLoader(DataLoaderShard):  # type: ignore[misc]  # accelerate is
         self._adopt()
         epoch = self.iteration
         delivered = super().__iter__()
-        self._opening = True
         batch = next(delivered, _END)  # here accelerate synchronises the RNGs, sets the epoch and starts the workers
         begun = self._begun
         while batch is not _END:
@@ -108,14 +108,15 @@ class ElasticDataLoader(DataLoaderShard):  # type: ignore[misc]  # accelerate is
                 self._delivered += 1
             yield batch
             batch = next(delivered, _END)
+        # Not accelerate's count: that leaves out a pass without a batch, as a short rest may be, and adds 1 to an epoch
+        # that was told (set_epoch, load_state) while the pass went on.
+        self.iteration = epoch + 1 if self._begun is begun else self.batches.epoch
         if self._begun is begun:
             self._begun = None
-        if self.iteration == epoch:  # accelerate does not count a pass without a batch, as a short rest may be
-            self.iteration = epoch + 1
 
     def __len__(self) -> int:
         """Batches of this rank in a whole epoch."""
-        return self.batches._count(0, len(self.batches.sampler))
+        return self.batches._count(0, len(self.batches.sampler), self.batches.rank)
 
     @property
     def total_batch_size(self) -> int:
@@ -143,10 +144,12 @@ class ElasticDataLoader(DataLoaderShard):  # type: ignore[misc]  # accelerate is
             self._expect(None)
 
     def begin(self) -> None:
+        """Called by accelerate at the start of a pass, right before set_epoch."""
         super().begin()
         if self.remainder >= 0:  # of a resumed pass, the rest counts
             place = self.batches.sampler._next_place()
             self.remainder = (place.length - place.position) % self.total_batch_size
+        self._opening = True
 
     def state_dict(self) -> State:
         """Epoch and position after the last delivered batch: plain ints and strs, the same on every rank."""
@@ -222,29 +225,45 @@ class _Batches(ShardedBatchSampler):
         return super().__iter__()
 
 
-class _Hooks:
+class _Checkpoints:
     """What save_state and load_state do beside their own work, for the loaders that the accelerator then knows."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
+        self._save_state = accelerator.save_state
+        accelerator.save_state = self.save_state
+        accelerator.register_load_state_pre_hook(self.load)
 
     def loaders(self) -> list[ElasticDataLoader]:
         return [loader for loader in self.accelerator._dataloaders if isinstance(loader, ElasticDataLoader)]
 
-    def save(self, models: Any, weights: Any, output_dir: str) -> None:
+    def save_state(self, output_dir: str | None = None, *arguments: Any, **named: Any) -> Any:
+        """accelerate's save_state, and our file: taken away first and written last, so that it vouches for the rest.
+
+        (accelerate's own hook comes too early for that: a process may be killed between any two files.)
+        """
         loaders = self.loaders()
         self._refuse_skipping(loaders)
-        on_each_node = self.accelerator.project_configuration.save_on_each_node
-        writes = self.accelerator.is_local_main_process if on_each_node else self.accelerator.is_main_process
-        if loaders and writes:
-            _write(Path(output_dir) / CHECKPOINT_FILE, [loader.state_dict() for loader in loaders])
+        content = {
+            "format": 1,
+            "step": self.accelerator.step,
+            "dataloaders": [loader.state_dict() for loader in loaders],
+        }
+        project = self.accelerator.project_configuration
+        main = self.accelerator.is_local_main_process if project.save_on_each_node else self.accelerator.is_main_process
+        if main and output_dir is not None and not project.automatic_checkpoint_naming:
+            Path(output_dir, CHECKPOINT_FILE).unlink(missing_ok=True)
+        folder = self._save_state(output_dir, *arguments, **named)
+        if main and loaders:
+            _write(Path(folder, CHECKPOINT_FILE), content)
+        return folder
 
     def load(self, models: Any, input_dir: str) -> None:
         loaders = self.loaders()
         if not loaders:
             return
         path = Path(input_dir) / CHECKPOINT_FILE
-        states = _read(path)
+        states, step = _read(path)
         if len(states) != len(loaders):
             raise ValueError(
                 f"{path} holds the states of {len(states)} loaders, but {len(loaders)} are prepared: prepare the same "
@@ -254,28 +273,31 @@ class _Hooks:
             loader.batches.sampler._read(state)
         for loader, state in zip(loaders, states, strict=True):
             loader.load_state_dict(state)
+        # accelerate takes it from a file of each rank's own: ranks that were not there before would accumulate
+        # gradients out of step with the others.
+        self.accelerator.step = step
 
     def _refuse_skipping(self, loaders: list[ElasticDataLoader]) -> None:
-        active = self.accelerator.gradient_state.active_dataloader
-        walked = getattr(getattr(active, "batch_sampler", None), "batch_sampler", None)
-        if walked is not None and any(walked is loader.batches for loader in loaders):
-            raise RuntimeError(
-                "save_state inside a loop over skip_first_batches(...): how far that is cannot be seen from outside. "
-                "Iterate over the prepared loader itself: after load_state it goes on where it was"
-            )
+        for active in self.accelerator.gradient_state.dataloader_references:
+            walked = getattr(getattr(active, "batch_sampler", None), "batch_sampler", None)
+            if walked is not None and any(walked is loader.batches for loader in loaders):
+                raise RuntimeError(
+                    "save_state inside a loop over skip_first_batches(...): how far that is cannot be seen from "
+                    "outside. Iterate over the prepared loader itself: after load_state it goes on where it was"
+                )
 
 
-def _write(path: Path, states: list[State]) -> None:
+def _write(path: Path, content: dict[str, Any]) -> None:
     # Whole or not at all: a process may be killed here.
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     with temporary.open("w", encoding="utf-8") as file:
-        json.dump({"format": 1, "dataloaders": states}, file)
+        json.dump(content, file)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
 
 
-def _read(path: Path) -> list[Any]:
+def _read(path: Path) -> tuple[list[Any], int]:
     if not path.exists():
         raise ValueError(
             f"{path} is missing: the checkpoint was saved without rankless_sampler.accelerate.prepare, or never "
@@ -284,7 +306,7 @@ def _read(path: Path) -> list[Any]:
         )
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        states = content["dataloaders"]
+        states, step = content["dataloaders"], check_int("step", content["step"], 0)
         if content["format"] != 1 or not isinstance(states, list):
             raise ValueError(f"format {content['format']!r}")
     except (ValueError, KeyError, TypeError) as error:
@@ -292,10 +314,10 @@ def _read(path: Path) -> list[Any]:
             f"{path} cannot be read ({type(error).__name__}: {error}): it is damaged, or from a newer "
             "rankless_sampler. Load the checkpoint before it"
         ) from None
-    return states
+    return states, step
 
 
-def _elastic(accelerator: Accelerator, loader: Any) -> Any:
+def _elastic(accelerator: Accelerator, loader: Any, device_placement: bool | None, others: list[Any]) -> Any:
     """`loader` as an ElasticDataLoader if it is one over our samplers and not yet prepared, else as it is."""
     if not isinstance(loader, DataLoader) or getattr(loader, "_is_accelerate_prepared", False):
         return loader
@@ -315,23 +337,23 @@ def _elastic(accelerator: Accelerator, loader: Any) -> Any:
             "dispatch_batches=True: only the main process reads, and accelerate saves no state of its place that "
             "another rank could go on from. Every rank can compute its own part here: set dispatch_batches=False"
         )
-    shard = _sharded_by_accelerate(accelerator, loader)
-    if any(
-        isinstance(other, ElasticDataLoader) and other.batches.sampler is sampler for other in accelerator._dataloaders
-    ):
+    if any(isinstance(other, ElasticDataLoader) and other.batches.sampler is sampler for other in others):
         raise ValueError("this sampler serves another prepared loader, and cannot be at two places: give each its own")
-    loader = ElasticDataLoader(shard, _batches(batched, sampler, shard))
-    loader._is_accelerate_prepared = True
-    return loader
+    # Asked with batch_sampler=: of one process, accelerate cannot take batch_size=None.
+    asked = DataLoader(loader.dataset, batch_sampler=batched, **_loader_arguments(loader))
+    shard = _sharded_by_accelerate(accelerator, asked, device_placement)
+    elastic = ElasticDataLoader(shard, _batches(batched, sampler, shard), whole_lists=batched is loader.sampler)
+    elastic._is_accelerate_prepared = True
+    return elastic
 
 
-def _sharded_by_accelerate(accelerator: Accelerator, loader: Any) -> Any:
+def _sharded_by_accelerate(accelerator: Accelerator, loader: Any, device_placement: bool | None) -> Any:
     """accelerate's own prepared loader, to read from it what accelerate decides: ranks (meshes too), devices, RNGs."""
     known = list(accelerator._dataloaders)
     stateful = accelerator.dataloader_config.use_stateful_dataloader
     accelerator.dataloader_config.use_stateful_dataloader = False  # a stateful one would prefetch at once
     try:
-        shard = accelerator.prepare_data_loader(loader)
+        shard = accelerator.prepare_data_loader(loader, device_placement=device_placement)
     finally:
         accelerator.dataloader_config.use_stateful_dataloader = stateful
         accelerator._dataloaders = known
@@ -341,7 +363,7 @@ def _sharded_by_accelerate(accelerator: Accelerator, loader: Any) -> Any:
 
 
 def _batches(batched: Any, sampler: SeededEpochSampler, shard: Any) -> _Batches:
-    layout = shard.sampler if shard.batch_sampler is None else shard.batch_sampler
+    layout = shard.batch_sampler
     replicas, rank, even = 1, 0, False  # of one process accelerate leaves the last batch short
     size = batched.batch_size
     if isinstance(layout, BatchSamplerShard):
@@ -352,7 +374,7 @@ def _batches(batched: Any, sampler: SeededEpochSampler, shard: Any) -> _Batches:
         if (batched.num_replicas, batched.rank) not in ((1, 0), (replicas, rank)):
             raise ValueError(
                 f"the loader's ShardedBatchSampler is rank {batched.rank} of {batched.num_replicas}, but accelerate's "
-                f"data-parallel rank is {rank} of {replicas}: leave num_replicas and rank out"
+                f"data-parallel rank is {rank} of {replicas}: pass num_replicas=1, rank=0 and let accelerate divide"
             )
         size, even = batched.batch_size, batched.even_batches
     elif type(batched) is not BatchSampler and not type(batched).__module__.startswith("torchdata."):
