@@ -23,6 +23,7 @@ __all__ = ["SeededDistributedSampler", "ShardedBatchSampler", "check_ranks", "sh
 
 _FIRST_SAMPLES = 1_024  # in the first list of batches, so that a first batch comes at once
 _LIST_SAMPLES = 8_192
+_LIST_BATCHES = 512  # so many small lists at a time do not yet set the garbage collector off
 
 
 class ShardedBatchSampler(BatchSampler):
@@ -125,12 +126,12 @@ class ShardedBatchSampler(BatchSampler):
     def _walk(self, sequence: IndexSequence, start: int, length: int) -> Iterator[list[list[int]]]:
         size, step = self.batch_size, self.batch_size * self.num_replicas
         full = (length - start) // step
-        done, group = 0, max(1, _FIRST_SAMPLES // size)
+        done, samples = 0, _FIRST_SAMPLES
         while done < full:
-            steps = range(done, min(done + group, full))
+            steps = range(done, min(done + max(1, min(samples // size, _LIST_BATCHES)), full))
             firsts = range(start + steps.start * step + self.rank * size, start + steps.stop * step, step)
             yield _rows(sequence, firsts, size).tolist()
-            done, group = steps.stop, max(1, _LIST_SAMPLES // size)
+            done, samples = steps.stop, _LIST_SAMPLES
         if self._count(start, length, self.rank) > full:
             first = start + full * step + self.rank * size
             batch = sequence[first : min(first + size, length)].tolist()
