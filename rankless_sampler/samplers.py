@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Generator, Iterator, Mapping, Sized
+from inspect import GEN_CLOSED, getgeneratorstate
 from itertools import chain
 from operator import length_hint
 from typing import Any, NamedTuple, SupportsIndex, TypeVar, cast
@@ -90,7 +91,7 @@ class _Cursor:
         return self.start._replace(position=self.start.length if self.exhausted else position)
 
 
-def _walk(sampler: SeededEpochSampler, cursor: _Cursor, plan: Plan[T]) -> Iterator[Iterator[T]]:
+def _walk(sampler: SeededEpochSampler, cursor: _Cursor, plan: Plan[T]) -> Generator[Iterator[T], None, None]:
     """What an EpochIterator chains. Takes a step for each list, and one when the last item is being taken."""
     if cursor.start is None:
         sampler._bind(cursor)
@@ -125,13 +126,15 @@ class EpochIterator(chain[T]):
 
     _sampler: SeededEpochSampler
     _cursor: _Cursor
+    _lists: Generator[Iterator[T], None, None]
 
     @classmethod
     def over(cls, sampler: SeededEpochSampler, plan: Plan[T], *, stride: int = 1) -> EpochIterator[T]:
         """An unbound iterator over the items that `plan` makes, each of which stands for `stride` positions."""
         cursor = _Cursor(stride)
-        iterator = cast("EpochIterator[T]", cls.from_iterable(_walk(sampler, cursor, plan)))
-        iterator._sampler, iterator._cursor = sampler, cursor
+        lists = _walk(sampler, cursor, plan)
+        iterator = cast("EpochIterator[T]", cls.from_iterable(lists))
+        iterator._sampler, iterator._cursor, iterator._lists = sampler, cursor, lists
         return iterator
 
     def state_dict(self) -> State:
@@ -150,10 +153,10 @@ class EpochIterator(chain[T]):
 
         Raises:
             ValueError: the state is not one of this sampler; nothing is changed.
-            RuntimeError: this iterator has already raised StopIteration.
+            RuntimeError: this iterator has ended: it has raised StopIteration, or an error.
         """
-        if self._cursor.exhausted:
-            raise RuntimeError("this iterator is exhausted and cannot go on: call iter() and load into the new one")
+        if getgeneratorstate(self._lists) == GEN_CLOSED:
+            raise RuntimeError("this iterator has ended and cannot go on: call iter() and load into the new one")
         self._sampler._restore(self._sampler._read(state_dict), self._cursor)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
