@@ -19,7 +19,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -118,6 +118,11 @@ def cycles(perms: Ints) -> Floats:
     return np.array([connected_components(graph, return_labels=False) for graph in graphs], dtype=float)
 
 
+def odd_permutations(perms: Ints) -> int:
+    """How many of the rows are odd: with n minus the number of cycles odd."""
+    return int(((perms.shape[1] - cycles(perms)) % 2).sum())
+
+
 def footrule(perms: Ints) -> Floats:
     """Spearman's footrule of each row: the sum of |value - position|."""
     return np.asarray(np.abs(perms - np.arange(perms.shape[1])).sum(axis=1), dtype=np.float64)
@@ -179,10 +184,12 @@ def permutation_tests(perms: Ints) -> PValues:
 
 
 def all_permutations(source: Source, n: int, keys: int) -> float:
-    """How often each of the n! permutations comes over the keys: chi-square, n! - 1 degrees of freedom."""
+    """How often each of the n! permutations comes over the keys: chi-square of n! cells (n = 2: binomial)."""
     rows = np.stack([source(n, FIRST_KEY + i, i % 3)[0:n] for i in range(keys)])
     counts = np.unique(rows @ n ** np.arange(n), return_counts=True)[1]
     cells = math.factorial(n)
+    if cells == 2:  # too few for a chi-square
+        return count_p(int(np.count_nonzero(rows[:, 0])), stats.binom(keys, 0.5))
     return chi2_p(float((counts.astype(float) ** 2).sum() * cells / keys - keys), cells - 1)
 
 
@@ -269,7 +276,13 @@ def key_pairs(values: Ints) -> dict[str, tuple[Ints, Ints]]:
         "keys (s, e), (s + 1, e - 1)": (values[:-1, 1:], values[1:, :-1]),
     }
     m = values.shape[-1]
-    return {name: (x.reshape(-1, m), y.reshape(-1, m)) for name, (x, y) in pairs.items()}
+    return {name: (x.reshape(-1, m), y.reshape(-1, m)) for name, (x, y) in pairs.items() if x.size}
+
+
+def pearson_variance(share: Floats, size: int) -> float:
+    """Variance of Pearson's chi-square of `size` independent draws among cells of these shares (Haldane 1937)."""
+    cells = len(share)
+    return 2 * (cells - 1) + float((1 / share).sum() - cells**2 - 2 * cells + 2) / size
 
 
 # ---- composition: batches and rank shards -------------------------------------------------------------
@@ -291,7 +304,7 @@ def composition(groups: Ints, sizes: Floats, population: float, groups_a_key: in
     labels = len(share)
     without = 1 - (size - 1) / (population - 1)  # the finite-population factor (N - B) / (N - 1)
     statistic = (np.square(tally(groups, labels) - size * share) / (size * share)).sum()
-    variance = 2 * (labels - 1) + ((1 / share).sum() - labels**2 - 2 * labels + 2) / size
+    variance = pearson_variance(share, size)
     shared = 1 + (groups_a_key - 1) * (size / (population - size)) ** 2  # groups of one key exclude one another
     return chi2_p(float(statistic), rows * (labels - 1) * without, rows * variance * without**2 * shared)
 
@@ -326,46 +339,59 @@ def equal_pairs(rows: Ints) -> int:
     return int((runs * (runs - 1) // 2).sum())
 
 
-def half_pairs(values: Ints, n: int, same: str) -> PValues:
-    """Pairs of positions with one half the same whose outputs agree in some way: binomial, exact p a pair.
+AGREEMENTS = ("agree in it", "agree in the other", "keep the difference", "agree and keep")
+"""What two positions that share a half may do: have the same half of that kind in their outputs, have the same
+other half, keep the difference of the other half (L: mod b, R: xor), the first and the third at once."""
 
-    `values`, shape (classes, members): the positions of a class share the half `same`; its members have 0, 1, 2, ...
-    as their other half. Written a for the shared half and b for the other one. Pairs that keep their difference
-    in b come twice as often as they should at 4 rounds, and at 5 if they must agree in a as well.
+
+def pair_chances(n: int, same: str) -> tuple[float, ...]:
+    """The chance of each of AGREEMENTS for two positions that share the half `same`, over all permutations.
+
+    Exact; for R's differences, which are not all as frequent where n is no multiple of 2^k, the mean over them.
+    """
+    k, b = halves(n)
+    row, last = (
+        1 << k,
+        n - ((b - 1) << k),
+    )  # values of each L, of the last L; of the R, `last` come b times, others b - 1
+    same_left = (b - 1) * row * (row - 1) + last * (last - 1)  # ordered pairs of different values
+    same_right = last * b * (b - 1) + (row - last) * (b - 1) * (b - 2)
+    counts: list[float]
+    if same == "R":
+        counts = [same_right, same_left, (b - 2) * row * row + 2 * row * last, (b - 2) * row + 2 * last]
+    else:
+        counts = [same_left, same_right, (n * n - n - same_right) / (row - 1), same_left / (row - 1)]
+    return tuple(count / (n * (n - 1)) for count in counts)
+
+
+def half_keys(values: Ints, n: int, same: str) -> tuple[Ints, ...]:
+    """Arrays of the shape of `values`, equal within a row where AGREEMENTS hold.
+
+    `values`, shape (classes, members): the positions of a class share the half `same`, and its members have 0, 1,
+    2, ... as their other half.
     """
     k, b = halves(n)
     member = np.arange(values.shape[1])
     left, right = values >> k, values & ((1 << k) - 1)
-    lefts = np.array([1 << k] * (b > 1) + [n - ((b - 1) << k)], dtype=float)  # sizes of rows L: b - 1 alike, the last
-    row_pairs = (b - 1) * lefts[0] * (lefts[0] - 1) + lefts[-1] * (lefts[-1] - 1)
-    long_columns = lefts[-1]  # columns R of b values; the others have b - 1
-    column_pairs = long_columns * b * (b - 1) + (lefts[0] - long_columns) * (b - 1) * (b - 2)
-    ordered = float(n) * float(n - 1)
     if same == "R":
-        move, a, other = (left - member) % b, right, left
-        keep = ((b - 2) * lefts[0] ** 2 + 2 * lefts[0] * lefts[-1]) / ordered
-        both = ((b - 2) * lefts[0] + 2 * lefts[-1]) / ordered
-        agree_a, agree_b = column_pairs / ordered, row_pairs / ordered
-        joint = a * b + move
-    else:
-        move, a, other = right ^ member, left, right
-        moves = lefts[0] - 1
-        keep = (float(n) ** 2 - (column_pairs + n)) / moves / ordered
-        both = row_pairs / moves / ordered
-        agree_a, agree_b = row_pairs / ordered, column_pairs / ordered
-        joint = (a << k) | move
+        move = (left - member) % b
+        return right, left, move, right * b + move
+    move = right ^ member
+    return left, right, move, (left << k) | move
+
+
+def half_pairs(values: Ints, n: int, same: str) -> PValues:
+    """Pairs of positions that share a half and agree in their outputs: binomial, exact chance; 10 or more are due.
+
+    The sharpest test of a Feistel network: pairs that keep their difference come twice as often at 4 rounds, and
+    at 5 those that also agree. `values` as in half_keys.
+    """
     pairs = len(values) * values.shape[1] * (values.shape[1] - 1) // 2
-    cases = {
-        f"same {same}, agree in it": (a, agree_a),
-        f"same {same}, agree in the other": (other, agree_b),
-        f"same {same}, keep the difference": (move, keep),
-        f"same {same}, agree and keep": (joint, both),
-    }
-    expected = {name: pairs * p for name, (_, p) in cases.items()}
+    keys, chances = half_keys(values, n, same), pair_chances(n, same)
     return {
-        name: count_p(equal_pairs(key), stats.binom(pairs, p))
-        for name, (key, p) in cases.items()
-        if expected[name] >= 10
+        f"same {same}, {name}": count_p(equal_pairs(key), stats.binom(pairs, chance))
+        for name, key, chance in zip(AGREEMENTS, keys, chances, strict=True)
+        if pairs * chance >= 10
     }
 
 
@@ -391,9 +417,10 @@ def half_tests(source: Source, n: int, full: Ints | None) -> PValues:
 
 def uniform(columns: Ints, sizes: Floats) -> float:
     """Cells of each column over its rows, summed over columns: chi-square, cells - 1 degrees of freedom a column."""
-    expected = sizes / sizes.sum() * len(columns)
-    statistic = (np.square(tally(np.ascontiguousarray(columns.T), len(sizes)) - expected) / expected).sum()
-    return chi2_p(float(statistic), columns.shape[1] * (len(sizes) - 1))
+    rows, count = columns.shape
+    share = sizes / sizes.sum()
+    statistic = (np.square(tally(columns.T, len(sizes)) - rows * share) / (rows * share)).sum()
+    return chi2_p(float(statistic), count * (len(sizes) - 1), count * pearson_variance(share, rows))
 
 
 def mallows_moment(m: int, q: float) -> float:
@@ -401,17 +428,38 @@ def mallows_moment(m: int, q: float) -> float:
     return math.prod((1 - q**j) / (j * (1 - q)) for j in range(1, m + 1))
 
 
-def mallows(rows: Ints) -> float:
-    """Mean Mallows kernel, q ** discordant pairs, over pairs of keys: about normal, mean and variance exact."""
-    keys, m = rows.shape
-    first, second = np.triu_indices(m, 1)
+def discordant_pairs(rows: Ints) -> Floats:
+    """Kendall's distance of each two rows: pairs of positions that they order differently."""
+    first, second = np.triu_indices(rows.shape[1], 1)
     signs = np.where(rows[:, first] < rows[:, second], 1.0, -1.0)
-    discordant = (len(first) - signs @ signs.T) / 2
-    q = math.exp(-5 / len(first))
-    pairs = keys * (keys - 1) / 2
-    mean = mallows_moment(m, q)
-    total = (q**discordant).sum() / 2 - keys / 2  # each pair once, none with itself
-    return normal_p((total / pairs - mean) / math.sqrt((mallows_moment(m, q * q) - mean**2) / pairs))
+    return np.asarray((len(first) - signs @ signs.T) / 2)
+
+
+@cache
+def mallows_law(keys: int, m: int) -> tuple[float, float, float, float]:
+    """(q, mean, variance, skewness) of the sum over pairs of keys of the kernel q ** discordant pairs.
+
+    Mean and variance are exact: the pairs are uncorrelated. Of the skewness the part that stems from triples of
+    keys is simulated, with a fixed seed.
+    """
+    q = math.exp(-5 / (m * (m - 1) / 2))
+    mean, square, cube = (mallows_moment(m, q**power) for power in (1, 2, 3))
+    pairs, variance = keys * (keys - 1) / 2, square - mean**2
+    size = 2_048
+    kernel = q ** discordant_pairs(np.random.default_rng(0).permuted(np.tile(np.arange(m), (size, 1)), axis=1)) - mean
+    np.fill_diagonal(kernel, 0)
+    triple = float((kernel @ kernel * kernel).sum()) / (size * (size - 1) * (size - 2))
+    third = pairs * (cube - 3 * mean * square + 2 * mean**3) + keys * (keys - 1) * (keys - 2) * triple
+    return q, pairs * mean, pairs * variance, third / (pairs * variance) ** 1.5
+
+
+def mallows(rows: Ints) -> float:
+    """Mallows kernel, q ** discordant pairs, summed over pairs of keys: Pearson's type III with its three moments."""
+    keys, m = rows.shape
+    q, mean, variance, skewness = mallows_law(keys, m)
+    total = float((q ** discordant_pairs(rows)).sum()) / 2 - keys / 2  # each pair once, none with itself
+    law, z = stats.pearson3(skewness), (total - mean) / math.sqrt(variance)
+    return float(min(1.0, 2 * min(law.cdf(z), law.sf(z))))
 
 
 def selected_positions(n: int) -> Ints:
@@ -457,6 +505,7 @@ class Plan:
     draws: dict[int, int]
     keys: int  # for selected positions
     small: int  # the largest n of which all n! permutations are counted
+    small_keys: int  # at least so many for each of them
 
 
 FULL = Plan(
@@ -465,13 +514,15 @@ FULL = Plan(
     draws=dict.fromkeys((1_009, 65_537, 10**6, 3 << 30, 2**32 + 1, 3 << 61, 2**63 - 1), 5),
     keys=1_024,
     small=6,
+    small_keys=500,
 )
 QUICK = Plan(
-    orders={4_097: 6, 65_536: 3, 10**12: 3},
+    orders={4_097: 5, 65_536: 2, 10**12: 2},
     repeats={4_097: 3},
-    draws=dict.fromkeys((1_009, 3 << 61), 3),
+    draws=dict.fromkeys((1_009, 3 << 61), 2),
     keys=256,
     small=4,
+    small_keys=200,
 )
 
 
@@ -600,10 +651,11 @@ class Walked:
     def __getitem__(self, key: Any, /) -> Ints:
         positions = np.arange(*key.indices(self.n)) if isinstance(key, slice) else np.asarray(key)
         if self.size > 8 * self.n:  # long walks: tabulate, each turn doubles the paths
-            images = self.encrypt(np.arange(self.size, dtype=np.uint64)).astype(np.int64)
-            while (images[: self.n] >= self.n).any():
-                images = np.where(images >= self.n, images[images], images)
-            return np.asarray(images[positions])
+            first = self.encrypt(np.arange(self.size, dtype=np.uint64)).astype(np.int32)
+            walk = np.where(np.arange(self.size) < self.n, np.arange(self.size), first).astype(np.int32)
+            while (walk[first[: self.n]] >= self.n).any():
+                walk = walk[walk]
+            return walk[first[positions]].astype(np.int64)
         out = np.empty(positions.size, dtype=np.int64)
         flat = positions.reshape(-1).astype(np.uint64)
         for i in range(0, len(out), 16_384):  # pieces that stay in the cache
@@ -716,9 +768,9 @@ class _Distinct:
     def __getitem__(self, positions: Ints, /) -> Ints:
         rng = np.random.default_rng([*self.key, positions.size, int(positions.flat[-1])])
         values = rng.integers(self.n, size=positions.size)
-        while positions.size - len(first := np.unique(values, return_index=True)[1]):
-            again = np.setdiff1d(np.arange(values.size), first)
-            values[again] = rng.integers(self.n, size=len(again))
+        while len(twice := (ordered := np.sort(values))[1:][ordered[1:] == ordered[:-1]]):
+            again = twice[np.minimum(np.searchsorted(twice, values), len(twice) - 1)] == values
+            values[again] = rng.integers(self.n, size=np.count_nonzero(again))  # all of them: no value is preferred
         return values.reshape(positions.shape)
 
 
@@ -779,6 +831,9 @@ def modulo_draws(n: int, seed: int, epoch: int) -> Order:
 def one_word_draws(n: int, seed: int, epoch: int) -> Order:
     """floor(word * n / 2^64) of one 64-bit word at any n: uneven within each three indices at n = 3 * 2^61."""
     words = np.random.default_rng([n, seed, epoch]).integers(2**64, size=DRAWS, dtype=np.uint64)
+    if n < 2**31:
+        high, low, factor, half = words >> np.uint64(32), words & np.uint64(2**32 - 1), np.uint64(n), np.uint64(32)
+        return np.asarray((high * factor + (low * factor >> half)) >> half, dtype=np.int64)
     return np.array([word * n >> 64 for word in words.tolist()], dtype=np.int64)
 
 
@@ -789,10 +844,10 @@ def order_as_draws(n: int, seed: int, epoch: int) -> Order:
 
 @dataclass(frozen=True)
 class Entry:
-    """A source, how it is tested, and whether it ought to pass."""
+    """A source, how it is tested, and whether it ought to pass (None: known to lie between)."""
 
     source: Source
-    good: bool = False
+    good: bool | None = False
     kind: str = "orders"  # or "repeats", "draws"
     largest: int = 2**63 - 1
 
@@ -804,7 +859,7 @@ ENTRIES: dict[str, Entry] = {
     "torch.randperm": Entry(torch_permutation, good=True, largest=FULL_MAX),
     "torch.randperm(seed + epoch)": Entry(torch_seed_plus_epoch, largest=FULL_MAX),
     "Grain's index_shuffle (4 rounds)": Entry(grain_like),
-    "v1's network, 6 rounds": Entry(partial(network, rounds=6)),
+    "v1's network, 6 rounds": Entry(partial(network, rounds=6), good=None),
     "v1's network, 5 rounds": Entry(partial(network, rounds=5)),
     "v1's network, 4 rounds": Entry(partial(network, rounds=4)),
     "v1's network, 3 rounds": Entry(partial(network, rounds=3)),
@@ -828,9 +883,12 @@ def steps(entry: Entry, plan: Plan) -> Iterator[tuple[str, Callable[[], PValues]
     if entry.kind != "repeats":
         for n in range(2, plan.small + 1):
             if entry.kind == "orders":
-                yield f"n = {n}", partial(_small, all_permutations, source, n, max(500, 10 * math.factorial(n)))
+                yield (
+                    f"n = {n}",
+                    partial(_small, all_permutations, source, n, max(plan.small_keys, 10 * math.factorial(n))),
+                )
             else:
-                yield f"n = {n}", partial(_small, all_triples, source, n, 10 * n**3)
+                yield f"n = {n}", partial(_small, all_triples, source, n, max(plan.small_keys, 10 * n**3))
     for n, side in getattr(plan, entry.kind).items():
         if n <= entry.largest:
             if entry.kind == "orders":
@@ -908,6 +966,17 @@ def by_size(results: dict[str, PValues], plan: Plan) -> list[str]:
     return lines
 
 
+def parities(sizes: Iterable[int]) -> list[str]:
+    """A table of odd permutations among the orders of 40 seeds."""
+    lines = ["| n | b | order v1 | numpy |", "|---:|---:|---:|---:|"]
+    for n in sizes:
+        odd = [
+            odd_permutations(np.stack([f(n, i, 0)[0:n] for i in range(40)])) for f in (epoch_order, numpy_permutation)
+        ]
+        lines.append(f"| {n:,} | {halves(n)[1]} | {odd[0]} | {odd[1]} |")
+    return lines
+
+
 def good_p_values(results: dict[str, PValues], names: Iterable[str]) -> Floats:
     """All p-values of these orders."""
     return np.array([p for name in names for p in results[name].values()])
@@ -965,7 +1034,12 @@ def markdown(results: dict[str, PValues], seconds: dict[str, float]) -> str:
         "",
         "![orders of 4,096](quality.orders.png)",
         "",
-        "Known and accepted: for a given n with odd b every key gives a permutation of the same parity.",
+        "## Known and accepted",
+        "",
+        "Where b = ceil(n / 2^k) is odd, every key gives an order of the same parity: one bit, which only all of it "
+        "shows. No test above looks for it. Odd permutations among 40 seeds:",
+        "",
+        *parities((65_536, 65_537, 69_632, 100_000)),
         "",
     ]
     return "\n".join(lines)
@@ -1065,7 +1139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (RESULTS / "quality.json").write_text(as_json(results, seconds), encoding="utf-8")
         (RESULTS / "quality.md").write_text(markdown(results, seconds), encoding="utf-8")
         draw_pictures(results, RESULTS)
-    wrong = [name for name, found in results.items() if bool(rejected(found)) == ENTRIES[name].good]
+    wrong = [name for name, found in results.items() if ENTRIES[name].good is bool(rejected(found))]
     for name in wrong:
         print(f"unexpected: {name}: {rejected(results[name])}")
     return 1 if wrong else 0
