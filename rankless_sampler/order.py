@@ -99,6 +99,13 @@ class _Scratch:
 _pool: list[_Scratch] = []
 
 
+def _take_scratch() -> _Scratch:
+    try:
+        return _pool.pop()
+    except IndexError:  # asked for afterwards: between a look at the pool and its pop another thread may empty it
+        return _Scratch()
+
+
 class _Network:
     """The Feistel network of one (n, seed, epoch): its keys, and the walked permutation in both directions."""
 
@@ -144,7 +151,7 @@ class _Network:
         if not self.narrow:
             self.map(np.arange(start, start + len(out), dtype=np.int64), out)
             return
-        scratch = _pool.pop() if _pool else _Scratch()
+        scratch = _take_scratch()
         np.add(scratch.ramp[: len(out)], _u32(start), out=scratch.right[: len(out)])
         self._encrypt(scratch, out, inverse=False)
         self._walk(out, inverse=False)
@@ -155,7 +162,7 @@ class _Network:
         self._walk(out, inverse=inverse)
 
     def _encrypt_values(self, values: NDArray[np.int64], out: NDArray[np.int64], *, inverse: bool) -> None:
-        scratch = _pool.pop() if _pool else _Scratch()
+        scratch = _take_scratch()
         if self.narrow:
             np.copyto(scratch.right[: len(out)], values, casting="unsafe")
         else:
