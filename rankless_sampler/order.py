@@ -52,19 +52,24 @@ def check_int(name: str, value: object, low: int | None = None, high: int | None
     """`value` as a plain int.
 
     Raises:
-        TypeError: `value` is no integer (a bool is none either).
+        TypeError: `value` is no integer (a bool, also one of numpy or torch, is none either).
         ValueError: it lies outside ``low..high``.
     """
     try:
-        if isinstance(value, (bool, np.bool_)):
+        if type(value) is not int and (isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")):
             raise TypeError
         number = operator.index(value)  # type: ignore[arg-type]  # that is what is being asked
     except TypeError:
-        raise TypeError(f"{name} must be an int, got {value!r} ({type(value).__name__})") from None
+        raise TypeError(f"{name} must be an int, got {value!r:.200} ({type(value).__name__})") from None
     if (low is not None and number < low) or (high is not None and number > high):
         allowed = f">= {low}" if high is None else f"in {low}..{high}" if low is not None else f"<= {high}"
-        raise ValueError(f"{name} must be {allowed}, got {number}")
+        raise ValueError(f"{name} must be {allowed}, got {_shown(number)}")
     return number
+
+
+def _shown(number: int) -> str:
+    """`number` for a message: str() refuses ints of more than some thousand digits, and nobody reads them."""
+    return str(number) if number.bit_length() <= 256 else f"an int of {number.bit_length()} bits"
 
 
 def _new_array(count: int) -> NDArray[np.int64]:
@@ -341,12 +346,13 @@ class EpochOrder(Sequence[int]):
         """
         if isinstance(key, slice):
             return self._slice(range(*key.indices(self._n)))
-        if type(key) is int or (isinstance(key, SupportsIndex) and not isinstance(key, (np.ndarray, bool, np.bool_))):
+        # numpy's arrays and torch's tensors have __index__ too: they serve as arrays (of torch, a 0-d one as an int).
+        if hasattr(type(key), "__index__") and not isinstance(key, np.ndarray) and not getattr(key, "ndim", 0):
             position = check_int("position", key)
             if not -self._n <= position < self._n:
-                raise IndexError(f"position {position} is outside this order of {self._n} samples")
+                raise IndexError(f"position {_shown(position)} is outside this order of {self._n} samples")
             return self._one(position % self._n)
-        positions = _int64_array("positions", key, -self._n, self._n, f"this order of {self._n} samples")
+        positions = _int64_array("positions", "position", key, -self._n, self._n, f"this order of {self._n} samples")
         return self._map(np.where(positions < 0, positions + np.int64(self._n), positions))
 
     def __iter__(self) -> Iterator[int]:
@@ -381,7 +387,9 @@ class EpochOrder(Sequence[int]):
             position = self._one(sample, inverse=True)
             if start <= position < stop:
                 return position
-        raise ValueError(f"{sample} is not among the positions {start}..{stop - 1} of this order of {self._n} samples")
+        raise ValueError(
+            f"value {_shown(sample)} is not at positions {start}:{stop} of this order of {self._n} samples"
+        )
 
     def positions(self, indices: ArrayLike) -> NDArray[np.int64]:
         """Where in the epoch each of `indices` stands: the inverse of ``order[...]``.
@@ -395,7 +403,7 @@ class EpochOrder(Sequence[int]):
             TypeError: `indices` are no integers.
         Source: the rounds of the network run backwards (order v1, "inverse").
         """
-        return self._map(_int64_array("indices", indices, 0, self._n, f"range({self._n})"), inverse=True)
+        return self._map(_int64_array("indices", "index", indices, 0, self._n, f"range({self._n})"), inverse=True)
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         if copy is False:
@@ -461,17 +469,23 @@ def _new_order(n: int, seed: int, epoch: int) -> EpochOrder:
     return EpochOrder(n, seed=seed, epoch=epoch)
 
 
-def _int64_array(name: str, values: ArrayLike, low: int, high: int, where: str) -> NDArray[np.int64]:
-    """`values` as int64, each of them in ``low <= value < high``."""
-    array = np.asarray(values)
-    if array.size == 0 and array.dtype.kind == "f":  # numpy makes [] a float array
-        array = array.astype(np.int64)
-    if array.dtype.kind not in "iu":
+def _int64_array(name: str, one: str, values: ArrayLike, low: int, high: int, where: str) -> NDArray[np.int64]:
+    """`values` as int64, each of them in ``low <= value < high``; messages call them `name`, and a single one `one`."""
+    try:
+        array = np.asarray(values)
+    except ValueError as error:  # lists of different lengths
+        raise TypeError(f"{name} must be ints, got {values!r:.100}") from error
+    if array.dtype.kind in "fO" and not hasattr(values, "dtype"):
+        # Not an array yet: numpy makes floats of [] and of int64 beside uint64, objects of ints larger than both.
+        array = np.array(values, dtype=object)
+        numbers = [check_int(one, value) for value in array.reshape(-1).tolist()]
+        array = np.array(numbers, dtype=object).reshape(array.shape)
+    elif array.dtype.kind not in "iu" and (array.dtype.kind != "f" or array.size):
         raise TypeError(f"{name} must be ints, got an array of {array.dtype}: {values!r:.100}")
-    # Compared as Python ints in each array's own dtype: int64 against uint64 would go through float64.
+    # Compared as Python ints: int64 against uint64 would go through float64.
     if array.size and not (low <= int(array.min()) and int(array.max()) < high):
         first = next(value for value in array.reshape(-1).tolist() if not low <= value < high)
-        raise IndexError(f"{name[:-1]} {first} is outside {where}".replace("indice ", "index "))
+        raise IndexError(f"{one} {_shown(first)} is outside {where}")
     return array.astype(np.int64)
 
 
