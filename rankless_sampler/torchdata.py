@@ -27,14 +27,14 @@ def sampler_state(loader_state: Mapping[str, Any], *, samples_per_step: int | No
     Returns:
         A state for the `load_state_dict` of a sampler of the same dataset and kind.
     Raises:
-        ValueError: the state holds no state of ours, or `samples_per_step` is needed.
+        ValueError: the state holds no state of ours, or `samples_per_step` is needed, or < 1.
     """
+    if samples_per_step is not None:
+        samples_per_step = check_int("samples_per_step", samples_per_step, 1)
     try:
         snapshot = loader_state.get("_snapshot")
         main = loader_state if snapshot is None else snapshot["_main_snapshot"]
-        steps_since = (
-            0 if snapshot is None else check_int("_steps_since_snapshot", loader_state["_steps_since_snapshot"])
-        )
+        steps_since = 0 if snapshot is None else check_int("steps since", loader_state["_steps_since_snapshot"], 0)
         batches = main["_sampler_iter_state"]
         found = batches.get("sampler_iter_state", batches)
         state: State = {key: found[key] for key in ("algorithm", "num_samples", "seed", "epoch", "position")}
@@ -42,9 +42,7 @@ def sampler_state(loader_state: Mapping[str, Any], *, samples_per_step: int | No
             state["data_length"] = found["data_length"]
         length = check_int("num_samples", found["num_samples"])
         position = check_int("position", found["position"])
-        if loader_state[
-            "_iterator_finished"
-        ]:  # drained, though with drop_last the last snapshot may lie before the end
+        if loader_state["_iterator_finished"]:  # though with drop_last the last snapshot may lie before the end
             position = length
         elif steps_since:
             if samples_per_step is None:
@@ -60,8 +58,8 @@ def sampler_state(loader_state: Mapping[str, Any], *, samples_per_step: int | No
 
 
 def _samples_per_step(main: Mapping[str, Any], batches: Mapping[str, Any], found: Mapping[str, Any]) -> int:
-    if batches is found:  # one of our batch samplers: an item is a batch
-        return check_int("stride", found["stride"], 1)
+    if batches is found:  # our own iterator: its item is the loader's step
+        return check_int("stride", found.get("stride", 1), 1)
     samples, steps = batches["samples_yielded"], main["_sampler_iter_yielded"]
     if not steps or samples % steps:
         raise ValueError(
