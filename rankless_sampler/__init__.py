@@ -8,6 +8,7 @@ from rankless_sampler.order import EpochOrder
 
 if TYPE_CHECKING:
     from rankless_sampler.batching import SeededDistributedSampler, ShardedBatchSampler, check_ranks, shared_seed
+    from rankless_sampler.loaders import replace_sampler
     from rankless_sampler.samplers import SeededEpochSampler
     from rankless_sampler.torchdata import sampler_state
 
@@ -19,6 +20,7 @@ __all__ = [
     "SeededEpochSampler",
     "ShardedBatchSampler",
     "check_ranks",
+    "replace_sampler",
     "sampler_state",
     "shared_seed",
 ]
@@ -29,6 +31,7 @@ _NEEDS_TORCH = {
     "SeededEpochSampler": "samplers",
     "ShardedBatchSampler": "batching",
     "check_ranks": "batching",
+    "replace_sampler": "loaders",
     "sampler_state": "torchdata",
     "shared_seed": "batching",
 }
@@ -37,8 +40,8 @@ _NEEDS_TORCH = {
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    if name == "accelerate":
-        return import_module("rankless_sampler.accelerate")
+    if name in ("accelerate", "lightning", "transformers"):
+        return import_module(f"rankless_sampler.{name}")
     if name not in _NEEDS_TORCH:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_NEEDS_TORCH[name]}"), name)
