@@ -283,6 +283,17 @@ class SamplerMachine(RuleBasedStateMachine):
             lambda: walk.twin.model.load(state, walk.model),
         )
 
+    @rule(twin=twins, epoch=st.integers(0, 3), data=st.data())
+    def load_any_place(self, twin: Twin, epoch: int, data: st.DataObject) -> None:
+        start = twin.model.start()
+        self.load(twin, {**start, "epoch": epoch, "position": data.draw(st.integers(0, start["num_samples"]))})
+
+    @rule(walk=walks, epoch=st.integers(0, 3), data=st.data())
+    def load_any_place_into_iterator(self, walk: Walk, epoch: int, data: st.DataObject) -> None:
+        start = walk.twin.model.start()
+        position = data.draw(st.integers(0, start["num_samples"]))
+        self.load_iterator(walk, {**start, "epoch": epoch, "position": position})
+
     @rule(target=walks, twin=twins, state=states)
     def resume_as_torchdata_does(self, twin: Twin, state: State) -> Any:
         self.load(twin, state)
@@ -301,7 +312,7 @@ class SamplerMachine(RuleBasedStateMachine):
         self.all_twins.append(other)
         return other
 
-    @rule(twin=twins, by=st.sampled_from([-1, 1]))
+    @rule(twin=twins, by=st.sampled_from([-1, 0, 0, 0, 1]))  # seldom: no older state fits any more
     def grow_or_shrink(self, twin: Twin, by: int) -> None:
         n = twin.model.n + by
         if n < 0 or (n == 0 and twin.model.num_samples is not None):
