@@ -433,6 +433,8 @@ class EpochOrder(Sequence[int]):
 
     def _slice(self, positions: range) -> NDArray[np.int64]:
         if self._network is None:
+            if not positions:  # range(-1, -1, -1): a start of -1 would mean the last to numpy
+                return np.empty(0, dtype=np.int64)
             stop = positions.stop if positions.stop >= 0 else None
             return np.array(self._table_of(False)[positions.start : stop : positions.step])
         out = _new_array(len(positions))
