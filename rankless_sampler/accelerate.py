@@ -10,6 +10,7 @@ import inspect
 import json
 import os
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -229,10 +230,14 @@ class _Checkpoints:
     """What save_state and load_state do beside their own work, for the loaders that the accelerator then knows."""
 
     def __init__(self, accelerator: Accelerator) -> None:
-        self.accelerator = accelerator
-        self._save_state = accelerator.save_state
+        # Weak: in a cycle, old loaders and their workers would stay until the garbage collector comes.
+        self._accelerator = weakref.ref(accelerator)
         accelerator.save_state = self.save_state
         accelerator.register_load_state_pre_hook(self.load)
+
+    @property
+    def accelerator(self) -> Any:
+        return self._accelerator()
 
     def loaders(self) -> list[ElasticDataLoader]:
         return [loader for loader in self.accelerator._dataloaders if isinstance(loader, ElasticDataLoader)]
@@ -253,7 +258,7 @@ class _Checkpoints:
         main = self.accelerator.is_local_main_process if project.save_on_each_node else self.accelerator.is_main_process
         if main and output_dir is not None and not project.automatic_checkpoint_naming:
             Path(output_dir, CHECKPOINT_FILE).unlink(missing_ok=True)
-        folder = self._save_state(output_dir, *arguments, **named)
+        folder = type(self.accelerator).save_state(self.accelerator, output_dir, *arguments, **named)
         if main and loaders:
             _write(Path(folder, CHECKPOINT_FILE), content)
         return folder
