@@ -854,9 +854,16 @@ def test_an_interruption_at_any_instruction_changes_nothing(n: int) -> None:
 def test_another_thread_may_empty_the_pool_of_working_memory_at_any_instruction() -> None:
     order = EpochOrder(70_000, seed=1)
     expected = order[:100].tolist()
-    result, steps = at_every_step_of(lambda: order[:100].tolist(), order_module._pool.clear)
-    assert result == expected
-    assert steps > 100
+    _, instructions = at_every_step_of(lambda: order[:100], lambda: None)
+    assert instructions > 100
+    for theirs in range(instructions):
+        assert order[:100].tolist() == expected
+        assert order_module._pool  # what the next slice will want to take
+        countdown = itertools.count(theirs, -1)
+        result, _ = at_every_step_of(
+            lambda: order[:100].tolist(), lambda left=countdown: next(left) or order_module._pool.clear()
+        )
+        assert result == expected
 
 
 def test_one_order_serves_many_threads_from_its_first_use() -> None:
