@@ -17,6 +17,7 @@ from typing import Any
 
 from accelerate import Accelerator
 from accelerate.data_loader import BatchSamplerShard, DataLoaderShard
+from accelerate.state import GradientState
 from torch.utils.data import BatchSampler, DataLoader
 
 from rankless_sampler.batching import SeededDistributedSampler, ShardedBatchSampler, check_ranks
@@ -175,7 +176,8 @@ class ElasticDataLoader(DataLoaderShard):  # type: ignore[misc]  # accelerate is
         self._adopt()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (self.__dict__,))
+        # Without the process's gradient state: each has its own, and weak references to loaders in it.
+        return (_rebuild, ({key: value for key, value in self.__dict__.items() if key != "gradient_state"},))
 
     def _adopt(self) -> None:
         """Take over what the sampler was told directly (set_epoch, load_state_dict) since this loader last told it."""
@@ -192,7 +194,7 @@ class ElasticDataLoader(DataLoaderShard):  # type: ignore[misc]  # accelerate is
 
     def _expect(self, resume: State | None) -> None:
         self._resume = resume
-        self.batches.resuming = resume is not None
+        self.batches.resuming = resume
 
     def _warn_after_early_stop(self, epoch: int) -> None:
         begun = self._begun
@@ -208,17 +210,18 @@ class ElasticDataLoader(DataLoaderShard):  # type: ignore[misc]  # accelerate is
 
 def _rebuild(attributes: dict[str, Any]) -> ElasticDataLoader:
     loader = ElasticDataLoader.__new__(ElasticDataLoader)
-    loader.__dict__.update(attributes)
+    loader.__dict__.update(attributes, gradient_state=GradientState())
     return loader
 
 
 class _Batches(ShardedBatchSampler):
     """The batches of one ElasticDataLoader: while that waits to resume, nobody else may walk them unnoticed."""
 
-    resuming = False
+    resuming: State | None = None
 
     def __iter__(self) -> EpochIterator[list[int]]:
-        if self.resuming:
+        if self.resuming is not None:
+            self.load_state_dict(self.resuming)  # accelerate has just told the sampler to start that epoch from 0
             raise RuntimeError(
                 "this loader already goes on where load_state left off: skip_first_batches would skip a second time. "
                 "Iterate over the prepared loader itself"
