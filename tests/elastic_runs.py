@@ -153,8 +153,9 @@ def _shown(accelerator: Any, loader: Any, *, gather: bool) -> dict[str, Any]:
     loader.set_epoch(9)  # where batches are uneven, not all ranks have left that pass early
     again = rankless_sampler.accelerate.prepare(accelerator, loader)
     shown["prepared twice"] = [again is loader, len(accelerator._dataloaders)]
-    accelerator.free_memory()
-    shown["after free_memory"] = len(accelerator._dataloaders)
+    if loader.num_workers:  # now and then: it takes a while
+        accelerator.free_memory()
+        shown["after free_memory"] = len(accelerator._dataloaders)
     return shown
 
 

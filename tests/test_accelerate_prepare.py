@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import json
+import multiprocessing
+import pickle
 import random
+import warnings
+import weakref
+from pathlib import Path
 from typing import Any
 
+import accelerate
 import pytest
+from accelerate import Accelerator
+from accelerate.data_loader import prepare_data_loader
+from accelerate.utils import DataLoaderConfiguration, ProjectConfiguration
+from elastic_runs import Numbers, accelerator_of, loader_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler, DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 
-from rankless_sampler import EpochOrder
+from rankless_sampler import EpochOrder, SeededDistributedSampler, SeededEpochSampler, ShardedBatchSampler
+from rankless_sampler.accelerate import CHECKPOINT_FILE, ElasticDataLoader, _batches, prepare
 
 SEED = 7
 FLAGS = (False, True)
@@ -407,8 +424,9 @@ def test_on_a_mesh_the_ranks_of_one_model_replica_get_the_same_batches(launched)
     results = launched[2]["on_meshes"]
     data_parallel = [(2, [0, 0, 1, 1]), (2, [0, 0, 1, 1]), (4, [0, 1, 2, 3]), (4, [0, 1, 2, 3]), (1, [0, 0, 0, 0])]
     for number, (replicas, ranks) in enumerate(data_parallel):
-        walks = laid_out(shuffled(23, 0), 0, 2, replicas, drop_last=False, even_batches=True)
-        rests = laid_out(shuffled(23, 0), 4 * replicas, 2, replicas, drop_last=False, even_batches=True)
+        layout = {"drop_last": False, "even_batches": replicas > 1}
+        walks = laid_out(shuffled(23, 0), 0, 2, replicas, **layout)
+        rests = laid_out(shuffled(23, 0), 4 * replicas, 2, replicas, **layout)
         for process, rank in enumerate(ranks):
             found = results[process][number]
             assert found == {"walk": walks[rank], "rest": rests[rank], "total_batch_size": 2 * replicas}, MESHES[number]
@@ -416,3 +434,624 @@ def test_on_a_mesh_the_ranks_of_one_model_replica_get_the_same_batches(launched)
 
 def test_on_a_large_mesh_the_data_parallel_rank_is_the_one_that_accelerate_computes(launched):
     assert launched[4]["ranks_on_a_mesh"] == [[[4, process // 3] for process in range(12)]]
+
+
+# ---- in this process: random histories, the ranks simulated ------------------------------------------
+
+
+def rank_of(world_size: int, rank: int, n: int, batch_size: int, *, split: bool, even: bool, drop: bool) -> Any:
+    """The loader that `prepare` makes on this rank."""
+    plain = loader_of(n, batch_size * (world_size if split else 1), drop_last=drop)
+    shard = prepare_data_loader(
+        plain, num_processes=world_size, process_index=rank, split_batches=split, even_batches=even
+    )
+    return ElasticDataLoader(shard, _batches(plain.batch_sampler, plain.sampler, shard))
+
+
+stages = st.lists(
+    st.tuples(
+        st.integers(1, 4),  # world size
+        st.integers(1, 5),  # batch size of a rank
+        st.integers(0, 5),  # steps until the next checkpoint
+        st.booleans(),  # split_batches
+        st.booleans(),  # even_batches
+        st.sampled_from(["", "set_epoch", "twice", "peek"]),  # what the user does after load_state
+    ),
+    max_size=4,
+)
+
+
+@pytest.fixture
+def quick_accelerate(monkeypatch):
+    """accelerate parses torchdata's package metadata for each loader that it makes: three quarters of the time."""
+    monkeypatch.setattr(accelerate.data_loader, "is_torchdata_stateful_dataloader_available", lambda: True)
+
+
+@pytest.mark.usefixtures("quick_accelerate")
+@settings(
+    max_examples=2_000,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    n=st.integers(1, 60),
+    stages=stages,
+    last=st.tuples(st.integers(1, 4), st.integers(1, 5), st.just(99), st.booleans(), st.booleans(), st.just("")),
+)
+def test_no_history_of_processes_batch_sizes_and_checkpoints_loses_or_repeats_a_sample(n, stages, last):
+    state: dict[str, Any] = {**SeededEpochSampler(n, SEED).state_dict(), "epoch": EPOCH}
+    got: list[int] = []
+    for world_size, batch_size, steps, split, even, user in [*stages, last]:
+        loaders = [rank_of(world_size, r, n, batch_size, split=split, even=even, drop=False) for r in range(world_size)]
+        for loader in loaders:
+            loader.load_state_dict(state)
+            if user == "set_epoch":
+                loader.set_epoch(state["epoch"])
+            elif user == "twice":
+                loader.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+            elif user == "peek":  # one look at a batch, then the checkpoint again
+                next(iter(loader), None)
+                loader.load_state_dict(state)
+        passes = [iter(loader) for loader in loaders]
+        arrived: list[int] = []
+        for _ in range(steps):
+            batches = [batch.tolist() for batch in (next(one, None) for one in passes) if batch is not None]
+            arrived += itertools.chain(*batches)
+            if not batches:
+                break
+        states = [loader.state_dict() for loader in loaders]
+        start, step = state["position"], world_size * batch_size
+        state = json.loads(json.dumps(states[0]))
+        ended = state["epoch"] == EPOCH + 1 or state["position"] == n
+        if not ended:
+            assert states == [states[0]] * world_size
+        fresh = (n if ended else state["position"]) - start
+        got += arrived[:fresh]
+        assert 0 <= len(arrived) - fresh < (step if ended and even and world_size > 1 else 1)
+        if ended:
+            break
+    assert got == shuffled(n, EPOCH)  # nothing lost, nothing twice, and in the order of the epoch
+    following = [rank_of(3, rank, n, 2, split=False, even=False, drop=False) for rank in range(3)]
+    for loader in following:
+        loader.load_state_dict(state)
+    steps_of_all = itertools.zip_longest(*([batch.tolist() for batch in loader] for loader in following), fillvalue=[])
+    assert list(itertools.chain(*itertools.chain(*steps_of_all))) == shuffled(n, EPOCH + 1)
+
+
+# ---- in this process: one rank -----------------------------------------------------------------------
+
+
+def prepared(n: int = 20, batch_size: int = 4, *, config: dict[str, bool] | None = None, **options: Any) -> Any:
+    """An accelerator and a loader, as in a new run."""
+    accelerator = accelerator_of(config or {})
+    return accelerator, prepare(accelerator, loader_of(n, batch_size, **options))
+
+
+def walk(loader: Any, steps: int | None = None) -> list[list[int]]:
+    """The batches up to a break after `steps`."""
+    batches = []
+    for batch in loader:
+        batches.append(batch.tolist())
+        if len(batches) == steps:
+            break
+    return batches
+
+
+def cut(n: int, epoch: int, start: int = 0, batch_size: int = 4) -> list[list[int]]:
+    order = shuffled(n, epoch)
+    return [order[i : i + batch_size] for i in range(start, n, batch_size)]
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """Saved after 2 steps of epoch 1 of 20 samples in batches of 4: 12 are left."""
+    accelerator, loader = prepared()
+    walk(loader)
+    walk(loader, 2)
+    accelerator.save_state(str(tmp_path / "checkpoint"))
+    return str(tmp_path / "checkpoint")
+
+
+def test_nothing_is_drawn_and_no_worker_started_before_the_first_batch_is_asked_for(checkpoint):
+    class Watched(SeededEpochSampler):
+        walks = 0
+
+        def _sequence(self, place: Any) -> Any:
+            Watched.walks += 1
+            return super()._sequence(place)
+
+    for workers in (0, 2):
+        Watched.walks = 0
+        accelerator = accelerator_of({"use_stateful_dataloader": True})
+        data = Numbers(20)
+        loader = prepare(accelerator, DataLoader(data, 4, sampler=Watched(data, SEED), num_workers=workers))
+        accelerator.load_state(checkpoint)
+        loader.set_epoch(1)
+        iterator = iter(loader)
+        loader.state_dict()
+        assert (Watched.walks, multiprocessing.active_children()) == (0, [])
+        assert next(iterator).tolist() == cut(20, 1, 8)[0]
+        assert (Watched.walks, len(multiprocessing.active_children())) == (1, workers)
+        del iterator
+
+
+def test_a_resume_computes_what_is_left_and_replays_nothing(tmp_path):
+    class Order(EpochOrder):
+        __slots__ = ()
+        computed = 0
+
+        def _slice(self, positions: range) -> Any:
+            Order.computed += len(positions)
+            return super()._slice(positions)
+
+    class Counting(SeededEpochSampler):
+        def _sequence(self, place: Any) -> Any:
+            return Order(place.data_length, seed=place.seed, epoch=place.epoch)
+
+    n = 10**9
+    accelerator = accelerator_of({})
+    loader = prepare(accelerator, DataLoader(Numbers(n), 4, sampler=Counting(n, SEED)))
+    accelerator.save_state(str(tmp_path))
+    path = tmp_path / CHECKPOINT_FILE
+    content = json.loads(path.read_text())
+    content["dataloaders"][0] |= {"epoch": 3, "position": n - 4 * 1_000}
+    path.write_text(json.dumps(content))
+    accelerator.load_state(str(tmp_path))
+    assert walk(loader) == EpochOrder(n, seed=SEED, epoch=3)[n - 4_000 :].reshape(-1, 4).tolist()
+    assert Order.computed == 4_000
+
+
+def test_the_checkpoint_holds_plain_types_in_one_json_file(checkpoint):
+    content = json.loads(Path(checkpoint, CHECKPOINT_FILE).read_text())
+    state = {"algorithm": "v1", "num_samples": 20, "seed": SEED, "epoch": 1, "position": 8}
+    assert content == {"format": 1, "step": 0, "dataloaders": [state]}
+
+
+def test_after_load_set_epoch_of_that_epoch_keeps_the_place_and_of_another_drops_it(checkpoint):
+    for told in ([], [1], [1, 1], [5, 1], [5]):
+        accelerator, loader = prepared()
+        accelerator.load_state(checkpoint)
+        for epoch in told:
+            loader.set_epoch(epoch)
+        rest = {(): cut(20, 1, 8), (1,): cut(20, 1, 8), (1, 1): cut(20, 1, 8), (5, 1): cut(20, 1), (5,): cut(20, 5)}
+        assert walk(loader) == rest[tuple(told)]
+        assert walk(loader) == cut(20, told[-1] + 1 if told else 2)
+
+
+def test_what_the_sampler_is_told_directly_after_prepare_is_honoured(checkpoint):
+    accelerator = accelerator_of({})
+    data = Numbers(20)
+    sampler = SeededEpochSampler(data, SEED)
+    loader = prepare(accelerator, DataLoader(data, 4, sampler=sampler))
+    sampler.set_epoch(3)
+    assert loader.state_dict() == {**sampler.state_dict(), "epoch": 3, "position": 0}
+    assert walk(loader) == cut(20, 3)
+    assert walk(loader) == cut(20, 4)
+    sampler.load_state_dict({**sampler.state_dict(), "epoch": 7, "position": 12})
+    assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (7, 12)
+    assert walk(loader) == cut(20, 7, 12)
+    assert walk(loader) == cut(20, 8)
+    accelerator.load_state(checkpoint)
+    sampler.set_epoch(1)  # the sampler's own drops a pending resume
+    assert walk(loader) == cut(20, 1)
+
+
+def test_what_the_sampler_was_told_before_prepare_is_honoured_too():
+    data = Numbers(20)
+    sampler = SeededEpochSampler(data, SEED)
+    sampler.load_state_dict({**sampler.state_dict(), "epoch": 7, "position": 12})
+    loader = prepare(accelerator_of({}), DataLoader(data, 4, sampler=sampler))
+    assert [walk(loader), walk(loader)] == [cut(20, 7, 12), cut(20, 8)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_is_told_during_a_pass_holds_for_the_next_one(checkpoint, workers):
+    accelerator, loader = prepared(num_workers=workers)
+    seen = []
+    for step, batch in enumerate(loader):
+        seen.append(batch.tolist())
+        if step == 1:
+            loader.set_epoch(5)
+            assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (5, 0)
+    assert seen == cut(20, 0)  # not disturbed
+    assert [walk(loader), walk(loader)] == [cut(20, 5), cut(20, 6)]
+    for step, _ in enumerate(loader):
+        if step == 1:
+            accelerator.load_state(checkpoint)
+    assert [walk(loader), walk(loader)] == [cut(20, 1, 8), cut(20, 2)]
+
+
+def test_several_checkpoints_of_an_epoch_are_all_good_in_any_order(tmp_path):
+    accelerator, loader = prepared(num_workers=2)
+    for step, _ in enumerate(loader):
+        accelerator.save_state(str(tmp_path / str(step)))
+    for step in (3, 0, 4, 2, 2):
+        accelerator.load_state(str(tmp_path / str(step)))
+        assert walk(loader) == (cut(20, 0, 4 * step + 4) or cut(20, 1))
+        assert loader.state_dict()["epoch"] == (1 if step < 4 else 2)
+
+
+def test_an_early_break_keeps_the_place_for_the_checkpoint_and_the_same_epoch_comes_again(tmp_path):
+    accelerator, loader = prepared()
+    walk(loader, 3)
+    assert loader.state_dict()["position"] == 12
+    accelerator.save_state(str(tmp_path))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert walk(loader) == cut(20, 0)  # as with accelerate's own
+        assert walk(loader) == cut(20, 1)
+    accelerator.load_state(str(tmp_path))
+    assert walk(loader) == cut(20, 0, 12)
+
+
+def test_starting_an_epoch_again_after_an_early_break_of_its_resumed_rest_warns(checkpoint):
+    accelerator, loader = prepared()
+    accelerator.load_state(checkpoint)
+    assert walk(loader, 1) == cut(20, 1, 8)[:1]
+    assert loader.state_dict()["position"] == 12
+    with pytest.warns(UserWarning, match=r"the 8 samples before the checkpoint come again.*set_epoch\(2\)") as caught:
+        assert walk(loader) == cut(20, 1)
+    assert caught[0].filename == __file__
+    accelerator.load_state(checkpoint)
+    walk(loader, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loader.set_epoch(1)  # told so: no warning
+        assert walk(loader) == cut(20, 1)
+
+
+def test_a_rest_that_drop_last_leaves_nothing_of_is_an_empty_pass_and_the_epoch_moves_on(checkpoint):
+    accelerator, loader = prepared(batch_size=13, drop_last=True)
+    accelerator.load_state(checkpoint)  # 12 are left
+    assert walk(loader) == []
+    assert loader.state_dict()["epoch"] == 2
+    assert walk(loader) == [shuffled(20, 2)[:13]]
+
+
+def test_with_drop_last_a_checkpoint_of_the_last_step_is_the_end_of_the_epoch(tmp_path):
+    accelerator, loader = prepared(n=22, drop_last=True)
+    for _ in loader:
+        accelerator.save_state(str(tmp_path))
+    assert json.loads((tmp_path / CHECKPOINT_FILE).read_text())["dataloaders"][0]["position"] == 22
+    accelerator, loader = prepared(n=22, batch_size=1)
+    accelerator.load_state(str(tmp_path))
+    assert walk(loader) == cut(22, 1, batch_size=1)
+
+
+def test_two_loaders_of_one_prepare_are_both_restored(tmp_path):
+    def both() -> tuple[Any, Any, Any, Any]:
+        accelerator = accelerator_of({})
+        plain = DataLoader(Numbers(5), 2)
+        return accelerator, *prepare(accelerator, loader_of(20, 4), plain, loader_of(9, 2, seed=8))
+
+    accelerator, train, plain, evaluation = both()
+    walk(evaluation)
+    for step, _ in enumerate(train):
+        if step == 1:
+            for inner, _ in enumerate(evaluation):  # evaluation within training
+                if inner == 2:
+                    accelerator.save_state(str(tmp_path))
+        assert accelerator.gradient_state.active_dataloader is train
+    accelerator, train, plain, evaluation = both()
+    accelerator.load_state(str(tmp_path))
+    assert walk(train) == cut(20, 0, 8)
+    rest = EpochOrder(9, seed=8, epoch=1)[6:].tolist()
+    assert walk(evaluation) == [rest[:2], rest[2:]]
+    assert walk(plain) == [[0, 1], [2, 3], [4]]
+    accelerator = accelerator_of({})
+    prepare(accelerator, loader_of(20, 4))
+    with pytest.raises(ValueError, match="holds the states of 2 loaders, but 1 are prepared"):
+        accelerator.load_state(str(tmp_path))
+
+
+def test_loaders_of_two_prepares_are_both_restored(tmp_path):
+    accelerator, train = prepared()
+    other = prepare(accelerator, loader_of(9, 2, seed=8))
+    walk(train, 1), walk(other, 2)
+    accelerator.save_state(str(tmp_path))
+    accelerator, train = prepared()
+    other = prepare(accelerator, loader_of(9, 2, seed=8))
+    accelerator.load_state(str(tmp_path))
+    assert [len(walk(train)), len(walk(other))] == [4, 3]
+
+
+def test_other_objects_pass_through_untouched():
+    accelerator = accelerator_of({})
+    plain, thing = DataLoader(Numbers(5), 2, shuffle=True), object()
+    loader, same = prepare(accelerator, plain, thing)
+    assert type(loader).__name__ == "DataLoaderShard"
+    assert same is thing
+    assert prepare(accelerator, loader) is loader
+    assert accelerator._dataloaders == [loader]
+
+
+def test_a_prepared_loader_comes_back_as_it_is():
+    accelerator, loader = prepared()
+    walk(loader, 2)
+    assert prepare(accelerator, loader) is loader
+    assert accelerator.prepare(loader) is loader
+    assert accelerator._dataloaders == [loader]
+    assert loader.state_dict()["position"] == 8
+
+
+def test_a_StatefulDataLoader_given_to_prepare_serves_too(checkpoint):  # noqa: N802
+    data = Numbers(20)
+    for options in ({"batch_size": 4}, {"batch_size": 4, "num_workers": 2, "snapshot_every_n_steps": 3}):
+        accelerator = accelerator_of({"use_stateful_dataloader": True})
+        loader = prepare(accelerator, StatefulDataLoader(data, sampler=SeededEpochSampler(data, SEED), **options))
+        accelerator.load_state(checkpoint)
+        assert [walk(loader), walk(loader)] == [cut(20, 1, 8), cut(20, 2)]
+
+
+def test_device_placement_is_the_callers():
+    for placement, expected in ((None, True), ([True], True), ([False], False)):
+        accelerator = accelerator_of({})
+        loader = prepare(accelerator, loader_of(20, 4), device_placement=placement)
+        assert loader.device == (accelerator.device if expected else None)
+    with pytest.raises(ValueError, match="device_placement must have one entry for each of 1 objects"):
+        prepare(accelerator_of({}), loader_of(20, 4), device_placement=[True, False])
+
+
+def test_a_pickled_loader_goes_on_where_the_original_would(checkpoint):
+    accelerator, loader = prepared()
+    accelerator.load_state(checkpoint)
+    copies = [pickle.loads(pickle.dumps(loader))]
+    walk(loader, 1)
+    copies.append(pickle.loads(pickle.dumps(loader)))
+    assert [copy.state_dict()["position"] for copy in copies] == [8, 12]
+    assert walk(copies[0]) == cut(20, 1, 8)
+
+
+def test_an_accelerator_and_its_loader_are_freed_at_once():
+    accelerator, loader = prepared(num_workers=2, persistent_workers=True)
+    walk(loader)
+    references = [weakref.ref(accelerator), weakref.ref(loader)]
+    gc.disable()  # a cycle would leave the workers to the garbage collector
+    try:
+        del accelerator, loader
+        assert [reference() for reference in references] == [None, None]
+        assert multiprocessing.active_children() == []
+    finally:
+        gc.enable()
+
+
+def test_free_memory_lets_the_sampler_go():
+    accelerator = accelerator_of({})
+    plain = loader_of(20, 4)
+    loader = prepare(accelerator, plain)
+    (loader,) = accelerator.free_memory(loader)
+    assert loader is None
+    assert walk(prepare(accelerator, plain)) == cut(20, 0)
+
+
+def test_the_seed_of_the_checkpoint_wins_with_a_warning(checkpoint):
+    accelerator, loader = prepared(seed=9)
+    with pytest.warns(UserWarning, match="seed=7 replaces this sampler's seed=9"):
+        accelerator.load_state(checkpoint)
+    assert [walk(loader), walk(loader)] == [cut(20, 1, 8), cut(20, 2)]
+
+
+def test_a_dataset_that_has_set_epoch_is_told_too():
+    data = Numbers(20)
+    data.set_epoch = lambda epoch: told.append(epoch)  # type: ignore[attr-defined]
+    told: list[int] = []
+    loader = prepare(accelerator_of({}), DataLoader(data, 4, sampler=SeededEpochSampler(data, SEED)))
+    walk(loader), walk(loader)
+    assert told == [0, 1]
+
+
+def test_even_batches_may_be_changed_later_as_join_uneven_inputs_does():
+    loaders = [rank_of(2, rank, 9, 2, split=False, even=True, drop=False) for rank in range(2)]
+    for loader in loaders:
+        loader.batch_sampler.even_batches = False
+    assert [walk(loader) for loader in loaders] == laid_out(
+        shuffled(9, 0), 0, 2, 2, drop_last=False, even_batches=False
+    )
+
+
+def test_accelerates_own_naming_of_checkpoints_works(tmp_path):
+    def run() -> tuple[Any, Any]:
+        naming = ProjectConfiguration(project_dir=str(tmp_path), automatic_checkpoint_naming=True, total_limit=2)
+        accelerator = Accelerator(cpu=True, project_config=naming)
+        return accelerator, prepare(accelerator, loader_of(20, 4))
+
+    accelerator, loader = run()
+    for step, _ in enumerate(loader):
+        if step < 3:
+            folder = accelerator.save_state()
+            assert folder == tmp_path / "checkpoints" / f"checkpoint_{step}"
+    accelerator, loader = run()
+    accelerator.load_state()
+    assert walk(loader) == cut(20, 0, 12)
+    accelerator.load_state(str(tmp_path / "checkpoints" / "checkpoint_1"))
+    assert walk(loader) == cut(20, 0, 8)
+
+
+# ---- in this process: refusals -----------------------------------------------------------------------
+
+
+def test_one_sampler_cannot_serve_two_loaders():
+    accelerator = accelerator_of({})
+    data = Numbers(20)
+    sampler = SeededEpochSampler(data, SEED)
+    loaders = [DataLoader(data, size, sampler=sampler) for size in (2, 4)]
+    with pytest.raises(ValueError, match=r"this sampler serves another prepared loader.*give each its own"):
+        prepare(accelerator, *loaders)
+    assert accelerator._dataloaders == []
+    loader = prepare(accelerator, loaders[0])
+    with pytest.raises(ValueError, match="this sampler serves another prepared loader"):
+        prepare(accelerator, loaders[1])
+    assert accelerator._dataloaders == [loader]
+    assert walk(loader) == cut(20, 0, batch_size=2)
+
+
+class Grouped(BatchSampler):
+    pass
+
+
+def refused() -> dict[str, tuple[Any, dict[str, Any], str]]:
+    data = Numbers(20)
+    sampler = SeededEpochSampler(data, SEED)
+    view = ShardedBatchSampler(sampler, 4, num_replicas=2, rank=1)
+    config = {"dispatch_batches": True}
+    return {
+        "dispatch": (
+            DataLoader(data, 4, sampler=sampler),
+            config,
+            r"dispatch_batches=True:.*set dispatch_batches=False",
+        ),
+        "distributed": (
+            DataLoader(data, 4, sampler=SeededDistributedSampler(data, 2, 0)),
+            {},
+            r"has its rank's part already.*give it SeededEpochSampler",
+        ),
+        "single": (DataLoader(data, batch_size=None, sampler=sampler), {}, "batch_size=None.*give it a batch_size"),
+        "custom": (
+            DataLoader(data, batch_sampler=Grouped(sampler, 4, False)),
+            {},
+            "cannot tell how Grouped makes batches: use BatchSampler, or batch_size=",
+        ),
+        "view": (DataLoader(data, batch_sampler=view), {}, r"is rank 1 of 2, but .* is 0 of 1: pass num_replicas=1"),
+    }
+
+
+@pytest.mark.parametrize("name", ["dispatch", "distributed", "single", "custom", "view"])
+def test_what_cannot_be_exact_is_refused_with_the_way_out_and_changes_nothing(name):
+    loader, config, message = refused()[name]
+    accelerator = accelerator_of(config | {"use_stateful_dataloader": not config})
+    with pytest.raises(ValueError, match=message):
+        prepare(accelerator, loader_of(20, 4) if not config else object(), loader)
+    assert accelerator._dataloaders == []
+    assert accelerator.dataloader_config.use_stateful_dataloader == (not config)
+
+
+def test_a_checkpoint_of_plain_accelerate_is_refused_with_the_way_out(tmp_path):
+    accelerator = accelerator_of({"use_stateful_dataloader": True})
+    loader = accelerator.prepare(loader_of(20, 4))
+    walk(loader, 2)
+    accelerator.save_state(str(tmp_path))
+    accelerator, loader = prepared()
+    walk(loader, 1)
+    with pytest.raises(
+        ValueError, match=r"rankless_sampler\.json is missing.*load_state before the loader is prepared"
+    ):
+        accelerator.load_state(str(tmp_path))
+    assert loader.state_dict()["position"] == 4
+    accelerator = accelerator_of({})  # the way out
+    accelerator.load_state(str(tmp_path))
+    loader = prepare(accelerator, loader_of(20, 4))
+    loader.set_epoch(3)
+    assert walk(loader) == cut(20, 3)
+
+
+GOOD = {"algorithm": "v1", "num_samples": 20, "seed": SEED, "epoch": 1, "position": 8}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "null",
+        "[]",
+        "17",
+        '"text"',
+        "{}",
+        '{"format": 1}',
+        '{"format": 1, "step": 0, "dataloaders": 3}',
+        '{"format": 1, "step": 0, "dataloaders": {}}',
+        '{"format": 1, "step": 0, "dataloaders": [17, {}]}',
+        '{"format": 1, "step": 0, "dataloaders": [{}, {}]}',
+        json.dumps({"format": 2, "step": 0, "dataloaders": [GOOD, GOOD]}),
+        json.dumps({"format": 1, "step": -1, "dataloaders": [GOOD, GOOD]}),
+        json.dumps({"format": 1, "step": "0", "dataloaders": [GOOD, GOOD]}),
+        json.dumps({"format": 1, "dataloaders": [GOOD, GOOD]}),
+        json.dumps({"format": 1, "step": 0, "dataloaders": [GOOD]}),
+        json.dumps({"format": 1, "step": 0, "dataloaders": [GOOD, GOOD, GOOD]}),
+        json.dumps({"format": 1, "step": 0, "dataloaders": [GOOD, GOOD | {"num_samples": 21}]}),
+        json.dumps({"format": 1, "step": 0, "dataloaders": [GOOD, GOOD | {"position": 21}]}),
+        json.dumps({"format": 1, "step": 0, "dataloaders": [GOOD, GOOD | {"position": 8.0}]}),
+        json.dumps({"format": 1, "step": 0, "dataloaders": [GOOD, GOOD | {"algorithm": "v9"}]}),
+        json.dumps({"format": 1, "step": 0, "dataloaders": [GOOD, None]}),
+        "\x00\ufffe",
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_and_nothing_is_changed(tmp_path, content):
+    accelerator = accelerator_of({})
+    loaders = prepare(accelerator, loader_of(20, 4), loader_of(20, 5))
+    walk(loaders[0], 2), walk(loaders[1])
+    accelerator.save_state(str(tmp_path))
+    before = [loader.state_dict() for loader in loaders]
+    accelerator.step = 5
+    (tmp_path / CHECKPOINT_FILE).write_text(content)
+    with pytest.raises(ValueError, match=r"rankless_sampler\.json|state"):
+        accelerator.load_state(str(tmp_path))
+    assert [loader.state_dict() for loader in loaders] == before
+    assert accelerator.step == 5
+    assert walk(loaders[1]) == cut(20, 1, batch_size=5)
+
+
+def test_a_cut_short_checkpoint_is_refused_at_every_length(checkpoint):
+    path = Path(checkpoint, CHECKPOINT_FILE)
+    whole = path.read_bytes()
+    accelerator, loader = prepared()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(ValueError, match=r"damaged.*Load the checkpoint before it"):
+            accelerator.load_state(checkpoint)
+    assert walk(loader) == cut(20, 0)
+
+
+def test_skip_first_batches_serves_where_nothing_was_loaded_and_is_refused_where_it_would_skip_twice(checkpoint):
+    accelerator, loader = prepared()
+    loader.set_epoch(1)
+    assert walk(accelerator.skip_first_batches(loader, 2)) == cut(20, 1, 8)
+    accelerator, loader = prepared()
+    accelerator.load_state(checkpoint)
+    with pytest.raises(RuntimeError, match="would skip a second time"):
+        walk(accelerator.skip_first_batches(loader, 2))
+    assert walk(loader) == cut(20, 1, 8)
+
+
+def test_save_state_inside_a_skipping_loop_is_refused_and_leaves_the_folder_alone(tmp_path):
+    accelerator, loader = prepared()
+    evaluation = prepare(accelerator, loader_of(8, 4, seed=8))
+    for batch in accelerator.skip_first_batches(loader, 1):
+        assert batch.tolist() == cut(20, 0, 4)[0]
+        with pytest.raises(RuntimeError, match=r"save_state inside a loop over skip_first_batches"):
+            accelerator.save_state(str(tmp_path / "checkpoint"))
+        for _ in evaluation:
+            with pytest.raises(RuntimeError, match=r"save_state inside a loop over skip_first_batches"):
+                accelerator.save_state(str(tmp_path / "checkpoint"))
+        break
+    assert not (tmp_path / "checkpoint").exists()
+
+
+def test_bad_epochs_are_refused_and_change_nothing(checkpoint):
+    accelerator, loader = prepared()
+    accelerator.load_state(checkpoint)
+    for epoch, kind in ((-1, ValueError), (1.5, TypeError), ("1", TypeError), (None, TypeError), (True, TypeError)):
+        with pytest.raises(kind, match="epoch must be"):
+            loader.set_epoch(epoch)
+    with pytest.raises(ValueError, match="this dataset has 20"):
+        loader.load_state_dict({**loader.state_dict(), "num_samples": 30})
+    assert walk(loader) == cut(20, 1, 8)
+
+
+def test_a_dataset_that_grew_after_load_state_is_refused_at_the_first_batch(checkpoint):
+    accelerator, loader = prepared()
+    accelerator.load_state(checkpoint)
+    loader.dataset.n = loader.get_sampler().data_source = 24
+    with pytest.raises(ValueError, match=r"num_samples=20, but this dataset has 24.*set_epoch\(2\)"):
+        walk(loader)
+    loader.set_epoch(2)
+    assert walk(loader) == cut(24, 2)
+
+
+def test_configuration_objects_are_left_as_they_were():
+    config = DataLoaderConfiguration(use_stateful_dataloader=True)
+    accelerator = Accelerator(cpu=True, dataloader_config=config)
+    prepare(accelerator, loader_of(20, 4))
+    assert config.use_stateful_dataloader is True
