@@ -35,7 +35,7 @@ class ShardedBatchSampler(BatchSampler):
 
     >>> sampler = SeededEpochSampler(10, seed=7)
     >>> list(ShardedBatchSampler(sampler, 3, num_replicas=2, rank=1, even_batches=False))
-    [[5, 1, 4], []]
+    [[5, 1, 4], [9]]
 
     Args:
         sampler: whose order and epoch; also one with `replacement` or `num_samples`.
@@ -152,7 +152,7 @@ class SeededDistributedSampler(DistributedSampler[int]):
 
     >>> sampler = SeededDistributedSampler(range(10), num_replicas=3, rank=2, seed=7)
     >>> list(sampler), len(sampler)
-    ([3, 4, 9, 2], 4)
+    ([3, 4, 7, 2], 4)
 
     Args:
         dataset: anything with ``len()``.

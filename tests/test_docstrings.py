@@ -1,0 +1,18 @@
+"""The examples in the docstrings run, and give what they say."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+
+import pytest
+
+MODULES = ["order", "samplers", "batching", "torchdata", "loaders", "accelerate"]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_in_a_modules_docstrings_are_right(name: str) -> None:
+    module = importlib.import_module(f"rankless_sampler.{name}")
+    failed, tried = doctest.testmod(module)
+    assert failed == 0
+    assert tried > 0 or name == "torchdata"
