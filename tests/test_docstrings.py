@@ -7,7 +7,7 @@ import importlib
 
 import pytest
 
-MODULES = ["order", "samplers", "batching", "torchdata", "loaders", "accelerate"]
+MODULES = ["order", "samplers", "batching", "loaders"]  # the others' need an accelerator or a trainer
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -15,4 +15,4 @@ def test_the_examples_in_a_modules_docstrings_are_right(name: str) -> None:
     module = importlib.import_module(f"rankless_sampler.{name}")
     failed, tried = doctest.testmod(module)
     assert failed == 0
-    assert tried > 0 or name == "torchdata"
+    assert tried > 0
