@@ -263,8 +263,8 @@ class SeededEpochSampler(Sampler[int]):
         """The place in the run as a fresh dict of plain ints and strs, the same on every rank.
 
         Args:
-            position: how many samples of the epoch, over all ranks, have been *trained on*. By default what has been
-                handed out, which runs ahead behind a loader that prefetches and has no state of its own.
+            position: how many samples of the epoch that was begun last, over all ranks, have been *trained on*. By
+                default what has been handed out: ahead of that, behind a loader that prefetches and has no state.
         Returns:
             "algorithm", "num_samples" (in a pass), "seed", "epoch", "position" (over all ranks), and "data_length"
             where the pass is shorter or longer than the dataset.

@@ -16,7 +16,16 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
 from torch.utils.data import Dataset
 
 from rankless_sampler import EpochOrder, SeededEpochSampler
@@ -177,6 +186,7 @@ def through_torch(state: State) -> Any:
 
 
 SIZES = st.one_of(st.integers(0, 12), st.sampled_from([1_023, 1_024, 1_025, 5_000, 9_217, 40_000]))
+COUNTS = st.one_of(st.integers(0, 8), st.sampled_from([1_023, 1_024, 1_025, 9_000, 33_000, 10**9]))
 
 
 class SamplerMachine(RuleBasedStateMachine):
@@ -188,7 +198,7 @@ class SamplerMachine(RuleBasedStateMachine):
         super().__init__()
         self.all_twins: list[Twin] = []
         self.all_walks: list[Walk] = []
-        self.watch = False
+        self.watch = self.may_set_epoch = False
 
     def both(self, twin: Twin, real: Callable[[], Any], model: Callable[[], Any]) -> Any:
         """Do the same to both: same result, same refusal, same warnings."""
@@ -206,9 +216,10 @@ class SamplerMachine(RuleBasedStateMachine):
         assert [warning.category for warning in caught] == [UserWarning] * (twin.model.warnings - before)
         return result
 
-    @initialize(target=twins, data=st.data(), watch=st.booleans())
-    def make(self, data: st.DataObject, watch: bool) -> Any:
+    @initialize(target=twins, data=st.data(), watch=st.booleans(), may_set_epoch=st.booleans())
+    def make(self, data: st.DataObject, watch: bool, may_set_epoch: bool) -> Any:
         self.watch = watch  # asking for a state must change nothing: half of the runs do without
+        self.may_set_epoch = may_set_epoch  # there is no way back to where the sampler counts
         made = []
         for _ in range(2):
             num_samples = data.draw(st.one_of(st.none(), st.integers(1, 20)))
@@ -228,7 +239,7 @@ class SamplerMachine(RuleBasedStateMachine):
         self.all_walks.append(walk)
         return walk
 
-    @rule(walk=walks, count=st.one_of(st.integers(0, 8), st.sampled_from([1_023, 1_024, 1_025, 9_000, 33_000])))
+    @rule(walk=walks, count=COUNTS)
     def take(self, walk: Walk, count: int) -> None:
         self.both(walk.twin, lambda: list(itertools.islice(walk.iterator, count)), lambda: walk.model.take(count))
 
@@ -245,11 +256,16 @@ class SamplerMachine(RuleBasedStateMachine):
     def walk_a_whole_pass(self, twin: Twin) -> None:
         self.both(twin, lambda: list(twin.sampler), lambda: Pass(twin.model).take(10**9))
 
+    @rule(twin=twins, count=st.integers(1, 3))
+    def peek(self, twin: Twin, count: int) -> None:
+        self.both(twin, lambda: list(itertools.islice(twin.sampler, count)), lambda: Pass(twin.model).take(count))
+
     @rule(walk=consumes(walks))
     def drop(self, walk: Walk) -> None:
         self.all_walks.remove(walk)
         walk.iterator = None
 
+    @precondition(lambda self: self.may_set_epoch)
     @rule(twin=twins, epoch=st.integers(0, 3))
     def set_epoch(self, twin: Twin, epoch: int) -> None:
         self.both(twin, lambda: twin.sampler.set_epoch(epoch), lambda: twin.model.set_epoch(epoch))
@@ -288,11 +304,13 @@ class SamplerMachine(RuleBasedStateMachine):
         start = twin.model.start()
         self.load(twin, {**start, "epoch": epoch, "position": data.draw(st.integers(0, start["num_samples"]))})
 
-    @rule(walk=walks, epoch=st.integers(0, 3), data=st.data())
-    def load_any_place_into_iterator(self, walk: Walk, epoch: int, data: st.DataObject) -> None:
+    @rule(walk=walks, taken=st.integers(0, 3), epoch=st.integers(0, 3), then=COUNTS, data=st.data())
+    def load_any_place_into_iterator(self, walk: Walk, taken: int, epoch: int, then: int, data: st.DataObject) -> None:
+        self.take(walk, taken)
         start = walk.twin.model.start()
         position = data.draw(st.integers(0, start["num_samples"]))
         self.load_iterator(walk, {**start, "epoch": epoch, "position": position})
+        self.take(walk, then)
 
     @rule(target=walks, twin=twins, state=states)
     def resume_as_torchdata_does(self, twin: Twin, state: State) -> Any:
@@ -342,7 +360,7 @@ class SamplerMachine(RuleBasedStateMachine):
 
 
 SamplerMachine.TestCase.settings = settings(
-    max_examples=150,
+    max_examples=250,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import stateful_runs
 import torch
 
 from rankless_sampler import EpochOrder
-
-stateful_runs = pytest.importorskip("stateful_runs")
 
 COMBINATIONS = [
     {
