@@ -16,13 +16,11 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch.utils.data import BatchSampler, DistributedSampler
 
-from rankless_sampler.order import MAX_LENGTH, EpochOrder, IndexSequence, check_int, pieces
+from rankless_sampler.order import LIST, MAX_LENGTH, UNIT, EpochOrder, IndexSequence, check_int, first_unit, pieces
 from rankless_sampler.samplers import EpochIterator, SeededEpochSampler, State
 
 __all__ = ["SeededDistributedSampler", "ShardedBatchSampler", "check_ranks", "shared_seed"]
 
-_FIRST_SAMPLES = 1_024  # in the first list of batches, so that a first batch comes at once
-_LIST_SAMPLES = 8_192
 _LIST_BATCHES = 512  # so many small lists at a time do not yet set the garbage collector off
 
 
@@ -126,12 +124,15 @@ class ShardedBatchSampler(BatchSampler):
     def _walk(self, sequence: IndexSequence, start: int, length: int) -> Iterator[list[list[int]]]:
         size, step = self.batch_size, self.batch_size * self.num_replicas
         full = (length - start) // step
-        done, samples = 0, _FIRST_SAMPLES
+        done, unit = 0, first_unit(full * size)
+        batches = max(1, min(LIST // size, _LIST_BATCHES))
         while done < full:
-            steps = range(done, min(done + max(1, min(samples // size, _LIST_BATCHES)), full))
+            steps = range(done, min(done + max(1, unit // size), full))
             firsts = range(start + steps.start * step + self.rank * size, start + steps.stop * step, step)
-            yield _rows(sequence, firsts, size).tolist()
-            done, samples = steps.stop, _LIST_SAMPLES
+            rows = _rows(sequence, firsts, size)
+            for i in range(0, len(rows), batches):
+                yield rows[i : i + batches].tolist()
+            done, unit = steps.stop, UNIT
         if self._count(start, length, self.rank) > full:
             first = start + full * step + self.rank * size
             batch = sequence[first : min(first + size, length)].tolist()

@@ -30,9 +30,10 @@ _ROUNDS = 8
 _GOLDEN = 0x9E3779B1
 _MASK32 = 0xFFFFFFFF
 
-_UNIT = 32_768  # positions per run of numpy calls: 128 KiB a scratch array, so that four stay in L2
+UNIT = 32_768  # positions per run of numpy calls: 128 KiB a scratch array, so that four stay in L2
 _FIRST_UNIT = 1_024  # the first unit of a walk: a first index must not wait for 32,768
-_LIST = 8_192  # indices per Python list: larger lists fall out of L2
+_ONE_UNIT = 16_384  # but so few are computed at once
+LIST = 8_192  # indices per Python list: larger lists fall out of L2
 _IMAGES_MAX = 4_096  # so many values outside range(n) are worth a table; where there are more, few are met
 
 
@@ -95,8 +96,8 @@ class _Scratch:
     __slots__ = ("left", "ramp", "right", "s", "t")
 
     def __init__(self) -> None:
-        self.ramp = np.arange(_UNIT, dtype=np.uint32)
-        self.left, self.right, self.t, self.s = (np.empty(_UNIT, dtype=np.uint32) for _ in range(4))
+        self.ramp = np.arange(UNIT, dtype=np.uint32)
+        self.left, self.right, self.t, self.s = (np.empty(UNIT, dtype=np.uint32) for _ in range(4))
 
 
 # Taken with pop and given back with append, both atomic: safe for threads, and for a signal handler or a
@@ -256,10 +257,32 @@ def _decimal(number: int) -> str:
     return ("-" if number < 0 else "") + str(rest) + "".join(reversed(digits))
 
 
+_generators: list[np.random.Philox] = []  # a pool as above: a new one asks the system for entropy that nobody needs
+_NO_WORDS = np.zeros(4, dtype=np.uint64)
+
+
 def _philox(key: int, count: int, *, block: int = 0) -> NDArray[np.uint64]:
     """`count` words of Philox4x64-10 from a block of four on: raw words are what numpy keeps stable."""
-    words: NDArray[np.uint64] = np.random.Philox(key=key, counter=block).random_raw(count)
+    try:
+        generator = _generators.pop()
+    except IndexError:
+        generator = np.random.Philox(0)
+    generator.state = {
+        "bit_generator": "Philox",
+        "state": {"counter": _words_of(block, 4), "key": _words_of(key, 2)},
+        "buffer": _NO_WORDS,
+        "buffer_pos": 4,  # nothing left in it
+        "has_uint32": 0,
+        "uinteger": 0,
+    }
+    words: NDArray[np.uint64] = generator.random_raw(count)
+    _generators.append(generator)
     return words
+
+
+def _words_of(number: int, count: int) -> NDArray[np.uint64]:
+    """`number` as `count` words of 64 bits, the lowest first."""
+    return np.array([number >> 64 * i & (1 << 64) - 1 for i in range(count)], dtype=np.uint64)
 
 
 def _sorted_table(n: int, digest: bytes) -> NDArray[np.int64]:
@@ -360,8 +383,8 @@ class EpochOrder(Sequence[int]):
             yield from piece
 
     def __reversed__(self) -> Iterator[int]:
-        for stop in range(self._n, 0, -_LIST):
-            yield from self._slice(range(stop - 1, max(stop - _LIST, 0) - 1, -1)).tolist()
+        for stop in range(self._n, 0, -LIST):
+            yield from self._slice(range(stop - 1, max(stop - LIST, 0) - 1, -1)).tolist()
 
     def __contains__(self, value: object) -> bool:
         try:
@@ -439,12 +462,12 @@ class EpochOrder(Sequence[int]):
             return np.array(self._table_of(False)[positions.start : stop : positions.step])
         out = _new_array(len(positions))
         if positions.step == 1:
-            for i in range(0, len(out), _UNIT):
-                self._network.run(positions.start + i, out[i : i + _UNIT])
+            for i in range(0, len(out), UNIT):
+                self._network.run(positions.start + i, out[i : i + UNIT])
             return out
         step = positions.step if len(out) > 1 else 1  # of one position, the step may exceed an int64
-        for i in range(0, len(out), _UNIT):
-            unit = out[i : i + _UNIT]
+        for i in range(0, len(out), UNIT):
+            unit = out[i : i + UNIT]
             values = np.arange(len(unit), dtype=np.int64) * np.int64(step) + np.int64(positions[i])
             self._network.map(values, unit)
         return out
@@ -454,8 +477,8 @@ class EpochOrder(Sequence[int]):
             return np.asarray(self._table_of(inverse)[values])
         flat = values.reshape(-1)
         out = _new_array(len(flat))
-        for i in range(0, len(flat), _UNIT):
-            self._network.map(flat[i : i + _UNIT], out[i : i + _UNIT], inverse=inverse)
+        for i in range(0, len(flat), UNIT):
+            self._network.map(flat[i : i + UNIT], out[i : i + UNIT], inverse=inverse)
         return out.reshape(values.shape)
 
     def _table_of(self, inverse: bool) -> NDArray[np.int64]:
@@ -563,12 +586,12 @@ class EpochDraws:
         positions = range(*key.indices(self._length))
         out = _new_array(len(positions))
         if positions.step == 1:
-            for i in range(0, len(out), _UNIT):
-                unit = out[i : i + _UNIT]
+            for i in range(0, len(out), UNIT):
+                unit = out[i : i + UNIT]
                 unit[...] = self._run(positions.start + i, len(unit))
             return out
         # Philox gives runs: of a slice with a step, compute the stretches that its positions lie in.
-        for i in range(0, len(out), stride := max(1, _UNIT // abs(positions.step))):
+        for i in range(0, len(out), stride := max(1, UNIT // abs(positions.step))):
             part = positions[i : i + stride]
             low, high = min(part[0], part[-1]), max(part[0], part[-1])
             run = self._run(low, high - low + 1)
@@ -613,14 +636,19 @@ def _high_product(words: NDArray[np.uint64], n: int) -> NDArray[np.uint64]:
 # ---- walks: what iterators are made of ---------------------------------------------------------------
 
 
+def first_unit(count: int) -> int:
+    """How many of `count` indices to compute first, so that the first one does not wait long."""
+    return _ONE_UNIT if count <= _ONE_UNIT else _FIRST_UNIT
+
+
 def pieces(sequence: IndexSequence, start: int, stop: int, step: int = 1) -> Iterator[list[int]]:
     """The indices at the positions ``range(start, stop, step)``, as lists of plain ints: one Python-level step for
-    thousands. The first list is short, so that a first index comes at once.
+    thousands. Of many, the first list is short, so that a first index comes at once.
     """
-    unit = _FIRST_UNIT
+    unit = first_unit(-(-(stop - start) // step))
     while start < stop:
         indices = sequence[start : min(start + unit * step, stop) : step]
-        for i in range(0, len(indices), _LIST):
-            yield indices[i : i + _LIST].tolist()
+        for i in range(0, len(indices), LIST):
+            yield indices[i : i + LIST].tolist()
         start += unit * step
-        unit = _UNIT
+        unit = UNIT

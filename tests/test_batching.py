@@ -284,6 +284,30 @@ def test_no_history_of_world_and_batch_sizes_loses_or_repeats_a_sample(n, stages
     )
 
 
+@pytest.mark.parametrize("kind", ["batches", "samples"])
+def test_1003_samples_on_8_then_6_then_3_then_5_ranks_come_once_each(kind):
+    state: State = SeededEpochSampler(1_003, SEED).state_dict()
+    got: list[int] = []
+    for world_size, batch_size, steps in ((8, 7, 5), (6, 11, 4), (3, 2, 9), (5, 13, None)):
+        if kind == "batches":
+            members: list[Any] = views(1_003, batch_size, world_size, even_batches=False)
+        else:
+            members = [
+                SeededDistributedSampler(range(1_003), world_size, rank, seed=SEED) for rank in range(world_size)
+            ]
+        for member in members:
+            member.load_state_dict(state)
+        for step in itertools.islice(itertools.zip_longest(*members), steps):
+            for item in step:
+                got += item if isinstance(item, list) else [] if item is None else [item]
+        state = members[-1].state_dict()
+        assert all(member.state_dict() == state for member in members)
+    padding = len(got) - 1_003  # DistributedSampler's layout fills the last step up from the head of the epoch
+    assert padding == (0 if kind == "batches" else -(1_003 - 8 * 5 - 6 * 4 - 3 * 9) % 5)
+    assert got == shuffled(1_003) + shuffled(1_003)[:padding]
+    assert (state["epoch"], state["position"]) == (1, 0)
+
+
 def test_a_rest_that_drop_last_leaves_nothing_of_is_a_pass_without_a_batch_and_the_epoch_moves_on():
     for member in views(20, 4, 2, drop_last=True):
         member.load_state_dict({**member.state_dict(), "epoch": 2, "position": 15})

@@ -898,7 +898,8 @@ def test_pieces_are_the_indices_of_a_range_of_positions(n: int, step: int) -> No
         assert all(lists)
         assert {type(x) for part in lists for x in part} <= {int}
         assert all(len(part) <= 8192 for part in lists)
-        assert len(lists[0] if lists else []) <= 1024
+        if len(range(start, stop, step)) > 16_384:  # a first index does not wait for the whole
+            assert len(lists[0]) <= 1024
 
 
 def test_pieces_reach_the_last_position_there_can_be() -> None:
