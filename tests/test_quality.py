@@ -6,8 +6,10 @@ The whole battery is ``python -m benchmarks.quality``; its results stand in benc
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -182,3 +184,13 @@ def test_repeats_of_all_epochs_and_seeds_differ() -> None:
 def test_counts_of_all_small_orders_have_power() -> None:
     assert quality.all_triples(quality.order_as_draws, 5, 1_250) < REJECT
     assert quality.all_permutations(quality.affine, 4, 500) < REJECT
+
+
+def test_the_readme_says_what_the_whole_battery_found() -> None:
+    found = json.loads((quality.RESULTS / "quality.json").read_text(encoding="utf-8"))
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    assert list(found["tests"]) == list(ENTRIES)
+    for name, tests in found["tests"].items():
+        assert f"| {name} | {tests} | {found['rejected'][name]} | " in readme
+        assert ENTRIES[name].good is not bool(found["rejected"][name])
+    assert f"{sum(found['tests'].values()):,} tests" in readme
