@@ -90,6 +90,8 @@ def _environment() -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
         "ACCELERATE_USE_CPU": "true",
+        # torchrun 2.13 keeps its store over a restart: gloo would find the addresses of the ranks that died.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
     if sys.platform in _LOOPBACK:
         own["GLOO_SOCKET_IFNAME"] = _LOOPBACK[sys.platform]
