@@ -187,25 +187,7 @@ def grain_records(folder: str, workers: int, resume: bool) -> list[list[int]]:
     """Of each of two shards (with workers, which take long to start, of one): all records, with a checkpoint after the
     40th, or what is left."""
     import grain.python as grain
-    import numpy as np
-
-    from rankless_sampler import EpochOrder
-
-    class SeededIndexSampler:
-        def __init__(self, num_records: int, seed: int, num_epochs: int) -> None:
-            self.num_records, self.seed, self.num_epochs = num_records, seed, num_epochs
-            self.orders = [EpochOrder(num_records, seed=seed, epoch=epoch) for epoch in range(num_epochs)]
-
-        def __len__(self) -> int:
-            return self.num_records * self.num_epochs
-
-        def __getitem__(self, k: int) -> grain.RecordMetadata:
-            epoch, position = divmod(k, self.num_records)
-            rng = np.random.Generator(np.random.Philox(key=[self.seed, k]))
-            return grain.RecordMetadata(index=k, record_key=self.orders[epoch][position], rng=rng)
-
-        def __repr__(self) -> str:
-            return f"SeededIndexSampler({self.num_records}, seed={self.seed}, num_epochs={self.num_epochs})"
+    from frameworks.grain_adapter import SeededIndexSampler
 
     results = []
     for shard in range(2)[:: 1 + (workers > 0)]:
