@@ -471,7 +471,7 @@ def peak_memory(name: str, n: int) -> float:
 def _high_water_mark() -> int:
     """This process's peak memory, in bytes."""
     status = Path("/proc/self/status")
-    if status.exists():  # Linux hands ru_maxrss on from parent to child, and so a small child of a large one never grows
+    if status.exists():  # Linux hands ru_maxrss on to a child: a small one of a large parent would never grow
         return next(1_024 * int(line.split()[1]) for line in status.read_text().splitlines() if "VmHWM" in line)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1_024)
 
