@@ -194,3 +194,4 @@ def _rank() -> None:
         loader = accelerator.prepare(loader)
         seen[name] = [[index for batch in loader for index in batch.tolist()] for _ in range(options["epochs"])]
     Path(sys.argv[2]).write_text(json.dumps(seen), encoding="utf-8")
+    accelerator.end_training()

@@ -16,6 +16,7 @@ import random
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -148,12 +149,18 @@ def main(name: str, folder: str, kwargs: str, seconds: str) -> None:
     watch = threading.Timer(float(seconds), _give_up)
     watch.daemon = True
     watch.start()
+    if sys.version_info < (3, 12):
+        # CPython gh-112275: a worker hangs if it is forked while another thread ends its use of Python, as gloo's do
+        # just after a collective. Give them time for it.
+        os.register_at_fork(before=lambda: time.sleep(0.005))
     module, _, function = name.rpartition(":")
     result: Any = getattr(importlib.import_module(module or "ranks"), function)(**json.loads(kwargs))
     target = Path(folder, f"rank{rank()}.json")
     partial = target.with_suffix(".partial")
     partial.write_text(json.dumps(result), encoding="utf-8")
     partial.replace(target)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()  # gloo's threads may abort a process that ends with them
     watch.cancel()
 
 
