@@ -1,7 +1,7 @@
 """accelerate: `prepare`, after which ``save_state`` and ``load_state`` are exact, on any number of processes.
 
 accelerate shards and places the batches as ever; what is added is a loader that knows its epoch and how much of it
-was delivered, and draws nothing before it is asked to. Measured against accelerate 1.13 and 1.15.
+was delivered, and draws nothing before it is asked to. Measured against accelerate 1.13 to 1.16.
 """
 
 from __future__ import annotations

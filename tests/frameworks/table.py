@@ -22,7 +22,7 @@ ROWS = [
     Row(
         "transformers Trainer",
         "transformers",
-        "5.24.0",
+        "5.25.0",
         "`callbacks=[rankless_sampler.transformers.SeededOrderCallback()]`",
         "within an epoch, to the same weights; `ignore_data_skip` begins the epoch anew",
         "processes, batch size and accumulation may change while their product does not; no `dispatch_batches`; "
