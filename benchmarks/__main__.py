@@ -1,6 +1,6 @@
 """Speed, memory and state of our samplers beside their peers, in one run.
 
-python -m benchmarks                    everything, about 20 minutes; writes benchmarks/results/speed.*
+python -m benchmarks                    everything, about 25 minutes; writes benchmarks/results/speed.*
 python -m benchmarks --quick            a part of it, under a minute; writes nothing without --output
 python -m benchmarks --quick --check    and compares its ratios with the committed ones: exit status 3 if slower
 """

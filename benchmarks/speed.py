@@ -488,7 +488,7 @@ def fresh_cases(plan: Plan) -> Iterator[Callable[[], list[Result]]]:
     """All that is measured in processes of their own, a few repetitions of each in turn."""
     for n in plan.growth + plan.huge:
         names = [name for name in SAMPLERS if name in OURS or n in plan.growth]
-        baselines = USUAL if n in plan.growth else ()
+        baselines = ("RandomSampler",) if n in plan.growth else ()  # SequentialSampler's is nothing
         yield functools.partial(_memories, names, n, baselines)
     yield functools.partial(_imports, plan.repetitions)
 
