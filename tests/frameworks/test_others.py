@@ -1,4 +1,4 @@
-"""ignite, DDP with torchdata as in torchtitan, Hugging Face datasets, and grain: what the README tells to write."""
+"""ignite, DDP and FSDP2 with torchdata as in torchtitan, datasets, and grain: what the README tells to write."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EPOCHS = 3
 RUNS = {
     "ignite": [f"{kind}{workers}" for kind in ("stateful", "resumable") for workers in (0, 2)],
     "datasets": [f"{form}{workers}" for form in (None, "torch", "numpy", "pandas") for workers in (0, 2)],
-    "torch": ["stateful0", "stateful2"],
+    "torch": [f"{kind}{workers}" for kind in ("ddp", "fsdp") for workers in (0, 2)],
 }
 INSTALLED = [name for name in RUNS if importlib.util.find_spec(name) is not None]
 
@@ -97,13 +97,19 @@ def dist_rank() -> int:
 
 
 def with_torch(run: str, path: str, resume: bool) -> Batches:
-    """As torchtitan trains: DDP (there FSDP2), a StatefulDataLoader, and torch.distributed.checkpoint for both."""
+    """As torchtitan trains: DDP or FSDP2, a StatefulDataLoader, and torch.distributed.checkpoint for both."""
     import torch
     import torch.distributed.checkpoint as dcp
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
     loader = new_loader(range(N), int(run[-1]))
-    model = DistributedDataParallel(torch.nn.Linear(1, 1))
+    model: torch.nn.Module = torch.nn.Linear(1, 2)
+    if run.startswith("ddp"):
+        model = DistributedDataParallel(model)
+    else:
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     progress = Progress()
     content = {"model": model, "dataloader": loader, "progress": progress}
