@@ -1,6 +1,6 @@
 """Quality battery: an order must look like a uniformly random permutation, and weak shuffles must not.
 
-    python -m benchmarks.quality            every test on every order, about 10 minutes; writes benchmarks/results/
+    python -m benchmarks.quality            every test on every order, 10 to 15 minutes; writes benchmarks/results/
     python -m benchmarks.quality --quick    a small part of it, to the terminal only
 
 A source is any function (n, seed, epoch) -> something that a slice or an int64 array of positions indexes. A
@@ -355,10 +355,8 @@ def pair_chances(n: int, same: str) -> tuple[float, ...]:
     Exact; for R's differences, which are not all as frequent where n is no multiple of 2^k, the mean over them.
     """
     k, b = halves(n)
-    row, last = (
-        1 << k,
-        n - ((b - 1) << k),
-    )  # values of each L, of the last L; of the R, `last` come b times, others b - 1
+    row = 1 << k  # values of each L
+    last = n - ((b - 1) << k)  # values of the last L; as many R come b times, the others b - 1
     same_left = (b - 1) * row * (row - 1) + last * (last - 1)  # ordered pairs of different values
     same_right = last * b * (b - 1) + (row - last) * (b - 1) * (b - 2)
     counts: list[float]

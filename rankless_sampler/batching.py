@@ -180,8 +180,12 @@ class SeededDistributedSampler(DistributedSampler[int]):
         self._sampler._caller_counts = True
         self.dataset = dataset  # type: ignore[assignment]  # anything with len() will do
         self.num_replicas, self.rank = _replicas(num_replicas, rank)
-        self.shuffle = shuffle
         self.drop_last = _check_bool("drop_last", drop_last)
+
+    @property
+    def shuffle(self) -> bool:  # type: ignore[override]
+        """Whether it was made to shuffle."""
+        return not isinstance(self._sampler, _Sequential)
 
     @property
     def seed(self) -> int:  # type: ignore[override]
@@ -335,8 +339,14 @@ def check_ranks(sampler: Any, group: dist.ProcessGroup | None = None) -> None:
         sampler: any sampler of this package.
         group: the process group to compare over; default all ranks.
     Raises:
+        TypeError: `sampler` is none of this package's.
         ValueError: the ranks differ; names in what, and which rank has which value.
     """
+    if not hasattr(sampler, "fingerprint"):
+        raise TypeError(
+            f"sampler must be a sampler of rankless_sampler, got {type(sampler).__name__}; of a loader, pass "
+            "its sampler or batch_sampler"
+        )
     own = sampler.fingerprint()
     if not _running() or dist.get_world_size(group) == 1:
         return

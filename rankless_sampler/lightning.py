@@ -23,7 +23,7 @@ T_co = TypeVar("T_co", covariant=True)
 View = SeededDistributedSampler | ShardedBatchSampler | SeededEpochSampler
 
 
-class SeededOrderCallback(Callback):  # type: ignore[misc]  # not to be had where this is checked
+class SeededOrderCallback(Callback):  # type: ignore[misc]  # mypy may run without lightning
     """Lets ``trainer.fit(..., ckpt_path=...)`` begin with the right epoch, and says so where it cannot go on exactly.
 
     >>> trainer = Trainer(callbacks=[SeededOrderCallback()])  # doctest: +SKIP

@@ -606,8 +606,8 @@ class EpochDraws:
             return ((high * wide + ((low * wide) >> _U64_32)) >> _U64_32).astype(np.int64)
         words = self._words(2 * start, 2 * count)
         first, second = words[0::2], words[1::2]
-        low = first * np.array(n, dtype=np.uint64) + _high_product(second, n)  # mod 2^64, the carry apart
-        carry = low < _high_product(second, n)
+        carried = _high_product(second, n)
+        carry = first * np.array(n, dtype=np.uint64) + carried < carried  # mod 2^64
         return (_high_product(first, n) + carry).astype(np.int64)
 
     def _words(self, start: int, count: int) -> NDArray[np.uint64]:

@@ -1,7 +1,7 @@
 """transformers: a callback that gives the Trainer our order, and a resumed epoch that is really the rest of it.
 
-Measured against transformers 5.24: its Trainer tells the sampler the right epoch, but on several processes the call
-does not reach the sampler of a loader that skips batches, and a resumed epoch 1 silently goes on with epoch 0's order.
+Measured against transformers 5.24 and 5.25: its Trainer tells the sampler the right epoch, but on several processes the
+call does not reach the sampler of a loader that skips batches: a resumed epoch 1 silently goes on with epoch 0's order.
 """
 
 from __future__ import annotations
@@ -104,7 +104,6 @@ def _go_on(sampler: SeededEpochSampler, step: dict[str, int], done: int, entry: 
             f"the checkpoint is of a dataset with {saved['sampler']['num_samples']} samples, but this one has "
             f"{len(sampler)}: its epoch cannot be gone on with. {way_out}"
         )
-    sampler.load_state_dict(saved["sampler"])
     changed = [f"{key}={step[key]}, was {saved[key]}" for key in step if step[key] != saved[key]]
     if changed:
         raise ValueError(
@@ -112,3 +111,4 @@ def _go_on(sampler: SeededEpochSampler, step: dict[str, int], done: int, entry: 
             "elsewhere. Keep processes * per_device_train_batch_size * gradient_accumulation_steps, and drop_last. "
             + way_out
         )
+    sampler.load_state_dict(saved["sampler"])

@@ -374,6 +374,10 @@ def test_shuffle_false_resumes_too_and_refuses_the_state_of_a_shuffled_run():
         member.load_state_dict(SeededDistributedSampler(range(20), 2, 1).state_dict())
     with pytest.raises(ValueError, match="shuffle=True"):
         member.order()
+    with pytest.raises(AttributeError):  # it could not change the order any more
+        member.shuffle = True
+    assert not member.shuffle
+    assert SeededDistributedSampler(range(20), 2, 1).shuffle
 
 
 def test_copies_go_on_where_the_original_would():

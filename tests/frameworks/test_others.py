@@ -236,10 +236,17 @@ def test_jax_and_numpy_users_need_no_torch() -> None:
     code = """
 import sys
 from rankless_sampler import EpochOrder
-n, size, hosts = 53, 8, 2
-order = EpochOrder(n, seed=7, epoch=3)
-steps = [order[step * size * hosts :][host * size :][:size] for step in range(3) for host in range(hosts)]
-assert sorted(index for host in steps for index in host.tolist()) == sorted(order[: 3 * size * hosts].tolist())
+
+
+def block(n, size, hosts, step, host):
+    i = (step * hosts + host) * size
+    return EpochOrder(n, seed=7, epoch=3)[i : i + size].tolist()
+
+
+blocks = [block(53, 8, 2, step, host) for step in range(4) for host in range(2)]
+assert [len(indices) for indices in blocks] == [8] * 6 + [5, 0]
+assert sum(blocks, []) == list(EpochOrder(53, seed=7, epoch=3))
+assert block(10**12, 4, 64, 10**9, 5) == [EpochOrder(10**12, seed=7, epoch=3)[256 * 10**9 + 20 + i] for i in range(4)]
 assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

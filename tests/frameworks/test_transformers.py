@@ -251,5 +251,18 @@ def test_what_would_be_another_order_is_an_error(run: str, message: str, ran: An
     assert message in ran[1, run][0]
 
 
+def test_a_refused_checkpoint_leaves_the_sampler_as_it_was() -> None:
+    from rankless_sampler import SeededEpochSampler
+    from rankless_sampler.transformers import _go_on
+
+    sampler = SeededEpochSampler(N, SEED)
+    before = sampler.state_dict()
+    step = {"samples_per_step": 4, "steps_per_epoch": 14}
+    saved = {"sampler": SeededEpochSampler(N, 8).state_dict(), **step, "samples_per_step": 2}
+    with pytest.raises(ValueError, match="samples_per_step=4, was 2"):
+        _go_on(sampler, step, 17, {"attributes": {"saved": saved}}, skip=True)
+    assert sampler.state_dict() == before
+
+
 def test_at_an_epochs_end_any_checkpoint_will_do(ran: Any) -> None:
     assert ran[1, "bare end"][0][0] == epochs(1)[2]
