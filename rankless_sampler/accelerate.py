@@ -12,6 +12,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +65,31 @@ def prepare(accelerator: Accelerator, *objects: Any, device_placement: list[bool
     return accelerator.prepare(*ready, device_placement=device_placement)
 
 
+@dataclass(eq=False)
+class _Pass:
+    """One walk of an ElasticDataLoader's iterator, from its first batch on."""
+
+    begun: State
+    restored: bool
+    remainder: int  # accelerate's: samples in its last, uneven step
+    delivered: int = 0
+    live: bool = True  # neither at its end nor left early
+
+    @property
+    def epoch(self) -> int:
+        return int(self.begun["epoch"])
+
+
 class ElasticDataLoader(DataLoaderShard):  # type: ignore[misc]  # accelerate is not typed
     """accelerate's loader, with a state: epoch and position, over all ranks, of what was *delivered*.
 
     ``set_epoch(e)`` of the epoch that a resume is pending for keeps its position (epoch loops begin with that call);
-    any other epoch starts at its start.
+    any other epoch starts at its start. A pass that is under way goes on undisturbed, by ``set_epoch`` or by another
+    iterator beside it (a peek); of several in the epoch that is due, the state is that of the one that delivered last.
+
+    Made by `prepare`, with the attributes of accelerate's loader. Of these, ``iteration`` is the epoch that is due and
+    ``remainder`` the samples in the last step of the pass, where that is uneven. ``batches`` is this rank's
+    `ShardedBatchSampler`.
     """
 
     batches: _Batches
@@ -92,29 +113,48 @@ class ElasticDataLoader(DataLoaderShard):  # type: ignore[misc]  # accelerate is
         )
         self.batches = batches
         self._opening = False
-        self._begun: State | None = None  # where the pass that goes on began
-        self._delivered = 0
-        self._restored = False
+        self._passes: list[_Pass] = []  # by their latest batch: those under way, or else the last that was left early
+        self._opened: _Pass | None = None  # the latest of all
+        self._warned = False
         self._resume: State | None = None
         self._generation = -1
         self._adopt()
 
     def __iter__(self) -> Iterator[Any]:
         self._adopt()
-        epoch = self.iteration
+        self._opened = own = None
+        due = self.iteration
         delivered = super().__iter__()
-        batch = next(delivered, _END)  # here accelerate synchronises the RNGs, sets the epoch and starts the workers
-        begun = self._begun
-        while batch is not _END:
-            if self._begun is begun:
-                self._delivered += 1
-            yield batch
-            batch = next(delivered, _END)
+        try:
+            batch = next(delivered, _END)  # accelerate synchronises the RNGs, sets the epoch and starts the workers
+            own = self._opened
+            assert own is not None
+            while batch is not _END:
+                own.delivered += 1
+                if own in self._passes:
+                    self._forget(own)
+                    self._passes.append(own)
+                self.remainder = own.remainder
+                yield batch
+                if own is not self._opened and self.num_workers and self.persistent_workers:
+                    raise RuntimeError(
+                        "this loader was iterated anew, and with persistent_workers=True the new iterator has taken "
+                        "this one's workers. Set persistent_workers=False to have two at a time"
+                    )
+                self._adopt()
+                due = self.iteration
+                batch = next(delivered, _END)
+        except BaseException:  # left early: its place is kept, unless another pass goes on
+            left = own or self._opened
+            if left is not None:
+                left.live = False
+                if any(other.live for other in self._passes):
+                    self._forget(left)
+            raise
         # Not accelerate's count: that leaves out a pass without a batch, as a short rest may be, and adds 1 to an epoch
-        # that was told (set_epoch, load_state) while the pass went on.
-        self.iteration = epoch + 1 if self._begun is begun else self.batches.epoch
-        if self._begun is begun:
-            self._begun = None
+        # that was told (set_epoch, load_state) while the pass went on, or that another pass has moved on to.
+        self.iteration = due + (own in self._passes and own.epoch == due)
+        self._forget(own)
 
     def __len__(self) -> int:
         """Batches of this rank in a whole epoch."""
@@ -137,12 +177,11 @@ class ElasticDataLoader(DataLoaderShard):  # type: ignore[misc]  # accelerate is
         if resume is not None:
             self.batches.load_state_dict(resume)
         self._generation = self.batches.sampler._generation
-        self._begun = None
+        self._passes = [other for other in self._passes if other.live]
         self._expect(resume)
         if opening:
-            self._restored = resume is not None
-            self._begun = resume or self._state(0)
-            self._delivered = 0
+            self._opened = _Pass(resume or self._state(0), resume is not None, self.remainder)
+            self._passes.append(self._opened)
             self._expect(None)
 
     def begin(self) -> None:
@@ -158,13 +197,14 @@ class ElasticDataLoader(DataLoaderShard):  # type: ignore[misc]  # accelerate is
         self._adopt()
         if self._resume is not None:
             return dict(self._resume)
-        if self._begun is None:
+        current = next((own for own in reversed(self._passes) if own.epoch == self.iteration), None)
+        if current is None:
             return self._state(0)
-        length = int(self._begun["num_samples"])
-        left = max(0, length - int(self._begun["position"]) - self._delivered * self.total_batch_size)
+        length = int(current.begun["num_samples"])
+        left = max(0, length - int(current.begun["position"]) - current.delivered * self.total_batch_size)
         if self.batches.drop_last and left < self.total_batch_size:
             left = 0
-        return {**self._begun, "position": length - left}
+        return {**current.begun, "position": length - left}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on exactly there: the next pass is the rest of that epoch.
@@ -177,7 +217,12 @@ class ElasticDataLoader(DataLoaderShard):  # type: ignore[misc]  # accelerate is
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Without the process's gradient state: each has its own, and weak references to loaders in it.
-        return (_rebuild, ({key: value for key, value in self.__dict__.items() if key != "gradient_state"},))
+        attributes = {key: value for key, value in self.__dict__.items() if key != "gradient_state"}
+        passes = [replace(own, live=False) for own in self._passes[-1:]]  # a copy has no iterators
+        return (_rebuild, (attributes | {"_passes": passes, "_opened": None},))
+
+    def _forget(self, own: _Pass) -> None:
+        self._passes = [other for other in self._passes if other is not own]
 
     def _adopt(self) -> None:
         """Take over what the sampler was told directly (set_epoch, load_state_dict) since this loader last told it."""
@@ -186,7 +231,8 @@ class ElasticDataLoader(DataLoaderShard):  # type: ignore[misc]  # accelerate is
             self._generation = sampler._generation
             place = sampler._next_place()
             self.iteration = place.epoch
-            self._begun = None
+            loaded = sampler._resume is not None
+            self._passes = [] if loaded else [other for other in self._passes if other.live]
             self._expect(place.state() if place.position else None)
 
     def _state(self, position: int) -> State:
@@ -197,15 +243,24 @@ class ElasticDataLoader(DataLoaderShard):  # type: ignore[misc]  # accelerate is
         self.batches.resuming = resume
 
     def _warn_after_early_stop(self, epoch: int) -> None:
-        begun = self._begun
-        if begun is not None and self._restored and begun["epoch"] == epoch and begun["position"]:
-            warnings.warn(
+        last = self._passes[-1] if self._passes else None
+        if last is None or last.live or last.epoch != epoch:
+            return
+        if last.restored and last.begun["position"]:
+            message = (
                 f"the resumed pass through epoch {epoch} stopped early, and this one starts the same epoch from 0: the "
-                f"{begun['position']} samples before the checkpoint come again. Call set_epoch({epoch + 1}) to go on "
-                "with the next epoch, or load_state again to repeat the resumed pass",
-                UserWarning,
-                stacklevel=5,
+                f"{last.begun['position']} samples before the checkpoint come again. Call set_epoch({epoch + 1}) to go "
+                "on with the next epoch, or load_state again to repeat the resumed pass"
             )
+        elif not self._warned:
+            self._warned = True
+            message = (
+                f"a pass through epoch {epoch} stopped early, and this one starts the same epoch again from 0: its "
+                "samples come in the same order. Call the loader's set_epoch(e) before each epoch to say which is due"
+            )
+        else:
+            return
+        warnings.warn(message, UserWarning, stacklevel=5)
 
 
 def _rebuild(attributes: dict[str, Any]) -> ElasticDataLoader:
@@ -327,7 +382,17 @@ def _read(path: Path) -> tuple[list[Any], int]:
 
 def _elastic(accelerator: Accelerator, loader: Any, device_placement: bool | None, others: list[Any]) -> Any:
     """`loader` as an ElasticDataLoader if it is one over our samplers and not yet prepared, else as it is."""
-    if not isinstance(loader, DataLoader) or getattr(loader, "_is_accelerate_prepared", False):
+    if not isinstance(loader, DataLoader) or isinstance(loader, ElasticDataLoader):
+        return loader
+    if getattr(loader, "_is_accelerate_prepared", False):
+        walked: Any = loader.batch_sampler or loader.sampler
+        while hasattr(walked, "batch_sampler") or hasattr(walked, "sampler"):
+            walked = walked.batch_sampler if hasattr(walked, "batch_sampler") else walked.sampler
+        if isinstance(walked, SeededEpochSampler):
+            raise ValueError(
+                "the loader was prepared by accelerator.prepare already, and its checkpoints would not be exact: hand "
+                "the DataLoader itself to this prepare, and not to accelerator.prepare"
+            )
         return loader
     batched = loader.sampler if loader.batch_size is None and loader.batch_sampler is None else loader.batch_sampler
     sampler = getattr(batched, "sampler", batched)
@@ -338,6 +403,11 @@ def _elastic(accelerator: Accelerator, loader: Any, device_placement: bool | Non
         )
     if not isinstance(sampler, SeededEpochSampler):
         return loader
+    if getattr(loader, "next_iter_state", None) is not None:  # of a StatefulDataLoader
+        raise ValueError(
+            "the loader waits to go on from a loaded state, which would be lost: load it into the sampler instead, "
+            "sampler.load_state_dict(rankless_sampler.sampler_state(state))"
+        )
     if batched is sampler:
         raise ValueError("a loader with batch_size=None over single samples cannot be sharded: give it a batch_size")
     if accelerator.dispatch_batches:

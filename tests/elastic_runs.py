@@ -5,6 +5,7 @@ Each function returns what happened, and judges nothing. `several` runs many of 
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -110,13 +111,15 @@ def beside_accelerates_own(cases: list[dict[str, Any]]) -> list[list[dict[str, A
         for own in (True, False):
             accelerator = accelerator_of(case["config"])
             plain = loader_of(**case["loader"])
-            loader = rankless_sampler.accelerate.prepare(accelerator, plain) if own else accelerator.prepare(plain)
-            pair.append(_shown(accelerator, loader, gather=case["gather"]))
+            theirs = accelerator.prepare
+            prepare = functools.partial(rankless_sampler.accelerate.prepare, accelerator) if own else theirs
+            pair.append(_shown(accelerator, prepare, plain, gather=case["gather"]))
         results.append(pair)
     return results
 
 
-def _shown(accelerator: Any, loader: Any, *, gather: bool) -> dict[str, Any]:
+def _shown(accelerator: Any, prepare: Any, plain: Any, *, gather: bool) -> dict[str, Any]:
+    loader = prepare(plain)
     shown: dict[str, Any] = {
         "len": len(loader),
         "total_batch_size": loader.total_batch_size,
@@ -151,12 +154,28 @@ def _shown(accelerator: Any, loader: Any, *, gather: bool) -> dict[str, Any]:
         break
     shown["after the break"] = [batch.tolist() for batch in loader]
     loader.set_epoch(9)  # where batches are uneven, not all ranks have left that pass early
-    again = rankless_sampler.accelerate.prepare(accelerator, loader)
+    again = prepare(loader)
     shown["prepared twice"] = [again is loader, len(accelerator._dataloaders)]
     if loader.num_workers:  # now and then: it takes a while
         accelerator.free_memory()
         shown["after free_memory"] = len(accelerator._dataloaders)
     return shown
+
+
+def peek_on_one_rank(n: int, epochs: int) -> dict[str, Any]:
+    """The batches of each epoch, in which rank 0 looks at a batch of another iterator now and then; and a state."""
+    accelerator = accelerator_of({})
+    loader = rankless_sampler.accelerate.prepare(accelerator, loader_of(n, 8))
+    walked = []
+    for _ in range(epochs):
+        walked.append([])
+        for step, batch in enumerate(loader):
+            walked[-1].append(batch.tolist())
+            if step % 2 and accelerator.is_main_process:
+                next(iter(loader))
+            if step == 3:
+                state = loader.state_dict()
+    return {"epochs": walked, "state": state}
 
 
 # ---- gradient accumulation, models, optimizers and schedulers ----------------------------------------

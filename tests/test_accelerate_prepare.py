@@ -24,7 +24,13 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from rankless_sampler import EpochOrder, SeededDistributedSampler, SeededEpochSampler, ShardedBatchSampler
+from rankless_sampler import (
+    EpochOrder,
+    SeededDistributedSampler,
+    SeededEpochSampler,
+    ShardedBatchSampler,
+    sampler_state,
+)
 from rankless_sampler.accelerate import CHECKPOINT_FILE, ElasticDataLoader, _batches, prepare
 
 SEED = 7
@@ -663,6 +669,97 @@ def test_what_is_told_during_a_pass_holds_for_the_next_one(checkpoint, workers):
     assert [walk(loader), walk(loader)] == [cut(20, 1, 8), cut(20, 2)]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_peek_during_a_pass_changes_nothing(workers, tmp_path):
+    accelerator, loader = prepared(num_workers=workers)
+    for epoch in range(3):
+        for step, batch in enumerate(loader):
+            assert batch.tolist() == cut(20, epoch)[step]
+            if step == 1:
+                assert next(iter(loader)).tolist() == cut(20, epoch)[0]
+            if step == 2:
+                kept = iter(loader)  # as long as this lasts, it goes on beside the other
+                assert next(kept).tolist() == cut(20, epoch)[0]
+            if step != 2:
+                assert (loader.iteration, loader.state_dict()["position"]) == (epoch, 4 * step + 4)
+            accelerator.save_state(str(tmp_path / str(step)))
+        assert loader.iteration == epoch + 1
+        assert [batch.tolist() for batch in kept] == cut(20, epoch)[1:]
+        assert (loader.iteration, loader.state_dict()["position"]) == (epoch + 1, 0)
+    accelerator.load_state(str(tmp_path / "1"))
+    assert [walk(loader), walk(loader)] == [cut(20, 2, 8), cut(20, 3)]
+
+
+def test_a_whole_pass_beside_another_moves_on_once():
+    _, loader = prepared()
+    assert [(a.tolist(), b.tolist()) for a, b in zip(loader, loader, strict=True)] == list(
+        zip(cut(20, 0), cut(20, 0), strict=True)
+    )
+    assert walk(loader) == cut(20, 1)
+
+
+def test_an_iterator_from_before_that_ends_late_does_not_set_the_epoch_back():
+    _, loader = prepared()
+    early = iter(loader)
+    next(early)
+    assert [walk(loader), walk(loader)] == [cut(20, 0), cut(20, 1)]
+    assert [batch.tolist() for batch in early] == cut(20, 0)[1:]
+    assert walk(loader) == cut(20, 2)
+
+
+def test_a_peek_during_a_resumed_pass_leaves_its_remainder_alone():
+    _, loader = prepared(10)
+    loader.load_state_dict({**loader.state_dict(), "position": 3})
+    remainders = []
+    for step, _ in enumerate(loader):
+        remainders.append(loader.remainder)
+        if step == 0:
+            next(iter(loader))
+            assert loader.remainder == 10 % 4
+    assert remainders == [3, 3]
+
+
+def test_persistent_workers_that_a_second_iterator_has_taken_are_an_error():
+    _, loader = prepared(num_workers=2, persistent_workers=True)
+    batches = iter(loader)
+    assert next(batches).tolist() == cut(20, 0)[0]
+    next(iter(loader))
+    with pytest.raises(RuntimeError, match=r"the new iterator has taken this one's workers.*persistent_workers=False"):
+        next(batches)
+    loader.set_epoch(0)
+    assert [walk(loader), walk(loader)] == [cut(20, 0), cut(20, 1)]
+
+
+@pytest.mark.parametrize("told", ["loader", "sampler"])
+def test_the_same_epoch_told_again_during_its_pass_changes_nothing(told, tmp_path):
+    accelerator, loader = prepared()
+    for epoch in range(2):
+        for step, _ in enumerate(loader):
+            (loader if told == "loader" else loader.batches.sampler).set_epoch(epoch)
+            assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (epoch, 4 * step + 4)
+            if step == 1:
+                accelerator.save_state(str(tmp_path / str(epoch)))
+    assert walk(loader) == cut(20, 2)
+    accelerator.load_state(str(tmp_path / "1"))
+    assert [walk(loader), walk(loader)] == [cut(20, 1, 8), cut(20, 2)]
+
+
+def test_the_same_epoch_told_again_after_a_break_begins_it_anew():
+    _, loader = prepared()
+    walk(loader, 2)
+    loader.set_epoch(0)
+    assert loader.state_dict()["position"] == 0
+    assert walk(loader) == cut(20, 0)
+
+
+def test_peeks_of_one_rank_do_not_part_it_from_the_others(run_ranks):
+    results = run_ranks(2, "elastic_runs:peek_on_one_rank", n=96, epochs=3)
+    for epoch in range(3):
+        expected = laid_out(shuffled(96, epoch), 0, 8, 2, drop_last=False, even_batches=True)
+        assert [rank["epochs"][epoch] for rank in results] == expected
+    assert [rank["state"] for rank in results] == [results[0]["state"]] * 2
+
+
 def test_several_checkpoints_of_an_epoch_are_all_good_in_any_order(tmp_path):
     accelerator, loader = prepared(num_workers=2)
     for step, _ in enumerate(loader):
@@ -678,10 +775,12 @@ def test_an_early_break_keeps_the_place_for_the_checkpoint_and_the_same_epoch_co
     walk(loader, 3)
     assert loader.state_dict()["position"] == 12
     accelerator.save_state(str(tmp_path))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with pytest.warns(UserWarning, match=r"a pass through epoch 0 stopped early.*set_epoch\(e\) before each") as caught:
         assert walk(loader) == cut(20, 0)  # as with accelerate's own
-        assert walk(loader) == cut(20, 1)
+    assert [warning.filename for warning in caught] == [__file__]
+    with warnings.catch_warnings():  # that once is enough
+        warnings.simplefilter("error")
+        assert [walk(loader, 1), walk(loader), walk(loader)] == [cut(20, 1)[:1], cut(20, 1), cut(20, 2)]
     accelerator.load_state(str(tmp_path))
     assert walk(loader) == cut(20, 0, 12)
 
@@ -774,6 +873,34 @@ def test_a_prepared_loader_comes_back_as_it_is():
     assert accelerator.prepare(loader) is loader
     assert accelerator._dataloaders == [loader]
     assert loader.state_dict()["position"] == 8
+
+
+def test_a_loader_that_accelerate_prepared_is_refused():
+    accelerator = accelerator_of({})
+    for loader in (loader_of(20, 4), loader_of(20, 4, kind="batches")):
+        theirs = accelerator.prepare(loader)
+        with pytest.raises(ValueError, match=r"prepared by accelerator\.prepare already.*hand the DataLoader itself"):
+            prepare(accelerator, theirs)
+    usual = accelerator.prepare(DataLoader(Numbers(20), 4, shuffle=True))
+    assert prepare(accelerator, usual) is usual
+
+
+def test_a_StatefulDataLoader_that_waits_to_go_on_is_refused():  # noqa: N802
+    def new() -> Any:
+        return StatefulDataLoader(Numbers(20), batch_size=4, sampler=SeededEpochSampler(20, SEED))
+
+    loader = new()
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    loader = new()
+    loader.load_state_dict(state)
+    with pytest.raises(ValueError, match=r"waits to go on from a loaded state.*sampler_state\(state\)"):
+        prepare(accelerator_of({}), loader)
+    loader = new()
+    loader.sampler.load_state_dict(sampler_state(state))  # the way out
+    loader = prepare(accelerator_of({}), loader)
+    assert [walk(loader), walk(loader)] == [cut(20, 0, 4), cut(20, 1)]
 
 
 def test_a_StatefulDataLoader_given_to_prepare_serves_too(checkpoint):  # noqa: N802
