@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -43,8 +44,9 @@ def replace_sampler(dataloader: DataLoader[T], seed: int = 0) -> DataLoader[T]:
     >>> [batch.tolist() for batch in loader]
     [[6, 2, 3, 5], [1, 4, 0, 8], [7, 9]]
 
-    A batch sampler of another class is copied, over the new sampler: what it draws at random besides stays its own. A
-    ``generator`` no longer gives the order, only, as before, the workers' base seeds: a warning says so.
+    A batch sampler of another class is copied, over the new sampler: what it draws at random besides stays its own, and
+    so do batches that it has planned in its constructor. A ``generator`` no longer gives the order, only, as before, the
+    workers' base seeds: a warning says so.
 
     Args:
         dataloader: untouched; best thrown away.
@@ -150,7 +152,11 @@ def _rebatched(loader: Any, batches: Any, seed: int) -> Any:
 
 
 def _gives_order(value: Any, inner: Sampler[Any]) -> bool:
-    return value is inner or isinstance(value, Sampler | torch.Generator)
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple | set | frozenset):
+        return any(isinstance(one, Sampler | torch.Generator | Iterator) for one in value)
+    return value is inner or isinstance(value, Sampler | torch.Generator | Iterator)
 
 
 def _replacement(loader: Any, sampler: Any, seed: int) -> Any:

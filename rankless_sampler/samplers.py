@@ -315,7 +315,7 @@ class SeededEpochSampler(Sampler[int]):
 
     def _lengths(self) -> tuple[int, int]:
         """Samples in the dataset and in a pass, read now."""
-        if isinstance(self.data_source, Sized):
+        if isinstance(self.data_source, Sized) and getattr(self.data_source, "ndim", None) != 0:  # 0-d arrays have none
             # Not len(): what that refuses (negative, > 2^63 - 1), it refuses without a name.
             n = check_int("len(data_source)", self.data_source.__len__(), 0, MAX_LENGTH)
         else:

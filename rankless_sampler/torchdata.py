@@ -42,7 +42,10 @@ def sampler_state(loader_state: Mapping[str, Any], *, samples_per_step: int | No
             state["data_length"] = found["data_length"]
         length = check_int("num_samples", found["num_samples"])
         position = check_int("position", found["position"])
-        if loader_state["_iterator_finished"]:  # though with drop_last the last snapshot may lie before the end
+        finished = loader_state["_iterator_finished"]
+        if not isinstance(finished, bool):
+            raise TypeError(f"_iterator_finished is {finished!r}")
+        if finished:  # though with drop_last the last snapshot may lie before the end
             position = length
         elif steps_since:
             if samples_per_step is None:

@@ -230,9 +230,9 @@ class Closed:
 
 
 class Twofold(InPairs):
-    def __init__(self, sampler: Any) -> None:
+    def __init__(self, sampler: Any, rest: Any = None) -> None:
         super().__init__(sampler, [])
-        self.rest = sampler
+        self.rest = sampler if rest is None else rest
 
 
 @pytest.mark.parametrize("kind", CLASSES)
@@ -251,7 +251,10 @@ class Twofold(InPairs):
         ({"sampler": SeededEpochSampler(N, 3)}, r"walks SeededEpochSampler\(53, seed=3\) already"),
         ({"sampler": BatchSampler(RandomSampler(range(N)), 2, False)}, "walks a BatchSampler"),
         ({"batch_sampler": Closed()}, "is a Closed without a `sampler`"),
-        ({"batch_sampler": Twofold(RandomSampler(range(N)))}, r"is a Twofold that draws from \['rest'\] too"),
+        *(
+            ({"batch_sampler": Twofold(RandomSampler(range(N)), rest)}, r"is a Twofold that draws from \['rest'\] too")
+            for rest in (None, [RandomSampler(range(N))], {"a": SequentialSampler(range(N))}, iter(range(N)))
+        ),
         ({"batch_sampler": InPairs(SubsetRandomSampler([1, 2]), [])}, "whose meaning would be lost"),
     ],
 )

@@ -233,6 +233,14 @@ def test_bad_arguments_are_refused_by_name(arguments, error, name):
         SeededEpochSampler(*args, **kwargs)
 
 
+def test_arrays_without_dimensions_are_the_number_of_samples():
+    for five in (np.array(5), np.int64(5), torch.tensor(5)):
+        assert list(SeededEpochSampler(five, 7)) == list(EpochOrder(5, seed=7))
+    for bad in (np.array(5.0), torch.tensor(5.0), torch.tensor(True)):
+        with pytest.raises(TypeError, match=r"data_source must have a len\(\), or be the number of samples"):
+            SeededEpochSampler(bad)
+
+
 def test_an_iterable_dataset_is_refused_with_the_reason():
     class Stream(IterableDataset[int]):
         def __iter__(self):

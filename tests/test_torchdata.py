@@ -255,6 +255,9 @@ def test_between_snapshots_a_state_that_does_not_tell_the_step_asks_for_it():
     with pytest.raises(ValueError, match=r"samples_per_step=batch_size \* num_replicas"):
         sampler_state(state)
     assert sampler_state(state, samples_per_step=BATCH_SIZE)["position"] == BATCH_SIZE
+    for damaged in ("x", -1, 1.5, None):
+        with pytest.raises(ValueError, match="_iterator_finished is"):
+            sampler_state({**state, "_iterator_finished": damaged}, samples_per_step=BATCH_SIZE)
     for bad, kind in ((0, ValueError), (-1, ValueError), (1.5, TypeError), ("4", TypeError), (True, TypeError)):
         with pytest.raises(kind, match="samples_per_step must be"):
             sampler_state(state, samples_per_step=bad)
