@@ -45,8 +45,8 @@ def replace_sampler(dataloader: DataLoader[T], seed: int = 0) -> DataLoader[T]:
     [[6, 2, 3, 5], [1, 4, 0, 8], [7, 9]]
 
     A batch sampler of another class is copied, over the new sampler: what it draws at random besides stays its own, and
-    so do batches that it has planned in its constructor. A ``generator`` no longer gives the order, only, as before, the
-    workers' base seeds: a warning says so.
+    so do batches that it has planned in its constructor. A ``generator`` no longer gives the order, only, as before,
+    the workers' base seeds: a warning says so.
 
     Args:
         dataloader: untouched; best thrown away.
