@@ -12,7 +12,6 @@ import os
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from accelerate.state import GradientState
 from torch.utils.data import BatchSampler, DataLoader
 
 from rankless_sampler.batching import SeededDistributedSampler, ShardedBatchSampler, check_ranks
+from rankless_sampler.delivery import Pass, Passes
 from rankless_sampler.order import check_int
 from rankless_sampler.samplers import EpochIterator, SeededEpochSampler, State
 
@@ -65,21 +65,6 @@ def prepare(accelerator: Accelerator, *objects: Any, device_placement: list[bool
     return accelerator.prepare(*ready, device_placement=device_placement)
 
 
-@dataclass(eq=False)
-class _Pass:
-    """One walk of an ElasticDataLoader's iterator, from its first batch on."""
-
-    begun: State
-    restored: bool
-    remainder: int  # accelerate's: samples in its last, uneven step
-    delivered: int = 0
-    live: bool = True  # neither at its end nor left early
-
-    @property
-    def epoch(self) -> int:
-        return int(self.begun["epoch"])
-
-
 class ElasticDataLoader(DataLoaderShard):  # type: ignore[misc]  # accelerate is not typed
     """accelerate's loader, with a state: epoch and position, over all ranks, of what was *delivered*.
 
@@ -113,8 +98,7 @@ class ElasticDataLoader(DataLoaderShard):  # type: ignore[misc]  # accelerate is
         )
         self.batches = batches
         self._opening = False
-        self._passes: list[_Pass] = []  # by their latest batch: those under way, or else the last that was left early
-        self._opened: _Pass | None = None  # the latest of all
+        self._passes = Passes()
         self._warned = False
         self._resume: State | None = None
         self._generation = -1
@@ -122,39 +106,30 @@ class ElasticDataLoader(DataLoaderShard):  # type: ignore[misc]  # accelerate is
 
     def __iter__(self) -> Iterator[Any]:
         self._adopt()
-        self._opened = own = None
+        self._passes.opened = own = None
         due = self.iteration
         delivered = super().__iter__()
         try:
             batch = next(delivered, _END)  # accelerate synchronises the RNGs, sets the epoch and starts the workers
-            own = self._opened
+            own = self._passes.opened
             assert own is not None
             while batch is not _END:
-                own.delivered += 1
-                if own in self._passes:
-                    self._forget(own)
-                    self._passes.append(own)
+                self._passes.deliver(own)
                 self.remainder = own.remainder
                 yield batch
-                if own is not self._opened and self.num_workers and self.persistent_workers:
-                    raise RuntimeError(
-                        "this loader was iterated anew, and with persistent_workers=True the new iterator has taken "
-                        "this one's workers. Set persistent_workers=False to have two at a time"
-                    )
+                self._passes.refuse_taken_workers(own, persistent=self.persistent_workers)
                 self._adopt()
                 due = self.iteration
                 batch = next(delivered, _END)
-        except BaseException:  # left early: its place is kept, unless another pass goes on
-            left = own or self._opened
+        except BaseException:  # left early
+            left = own or self._passes.opened
             if left is not None:
-                left.live = False
-                if any(other.live for other in self._passes):
-                    self._forget(left)
+                self._passes.leave(left)
             raise
         # Not accelerate's count: that leaves out a pass without a batch, as a short rest may be, and adds 1 to an epoch
         # that was told (set_epoch, load_state) while the pass went on, or that another pass has moved on to.
-        self.iteration = due + (own in self._passes and own.epoch == due)
-        self._forget(own)
+        self.iteration = due + (own in self._passes.known and own.epoch == due)
+        self._passes.forget(own)
 
     def __len__(self) -> int:
         """Batches of this rank in a whole epoch."""
@@ -177,11 +152,11 @@ class ElasticDataLoader(DataLoaderShard):  # type: ignore[misc]  # accelerate is
         if resume is not None:
             self.batches.load_state_dict(resume)
         self._generation = self.batches.sampler._generation
-        self._passes = [other for other in self._passes if other.live]
+        self._passes.keep_live()
         self._expect(resume)
         if opening:
-            self._opened = _Pass(resume or self._state(0), resume is not None, self.remainder)
-            self._passes.append(self._opened)
+            restored = resume is not None
+            self._passes.open(Pass(resume or self._state(0), restored=restored, remainder=self.remainder))
             self._expect(None)
 
     def begin(self) -> None:
@@ -197,7 +172,7 @@ class ElasticDataLoader(DataLoaderShard):  # type: ignore[misc]  # accelerate is
         self._adopt()
         if self._resume is not None:
             return dict(self._resume)
-        current = next((own for own in reversed(self._passes) if own.epoch == self.iteration), None)
+        current = next((own for own in reversed(self._passes.known) if own.epoch == self.iteration), None)
         if current is None:
             return self._state(0)
         length = int(current.begun["num_samples"])
@@ -217,12 +192,7 @@ class ElasticDataLoader(DataLoaderShard):  # type: ignore[misc]  # accelerate is
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Without the process's gradient state: each has its own, and weak references to loaders in it.
-        attributes = {key: value for key, value in self.__dict__.items() if key != "gradient_state"}
-        passes = [replace(own, live=False) for own in self._passes[-1:]]  # a copy has no iterators
-        return (_rebuild, (attributes | {"_passes": passes, "_opened": None},))
-
-    def _forget(self, own: _Pass) -> None:
-        self._passes = [other for other in self._passes if other is not own]
+        return (_rebuild, ({key: value for key, value in self.__dict__.items() if key != "gradient_state"},))
 
     def _adopt(self) -> None:
         """Take over what the sampler was told directly (set_epoch, load_state_dict) since this loader last told it."""
@@ -231,8 +201,10 @@ class ElasticDataLoader(DataLoaderShard):  # type: ignore[misc]  # accelerate is
             self._generation = sampler._generation
             place = sampler._next_place()
             self.iteration = place.epoch
-            loaded = sampler._resume is not None
-            self._passes = [] if loaded else [other for other in self._passes if other.live]
+            if sampler._resume is None:
+                self._passes.keep_live()
+            else:
+                self._passes.known.clear()
             self._expect(place.state() if place.position else None)
 
     def _state(self, position: int) -> State:
@@ -243,7 +215,7 @@ class ElasticDataLoader(DataLoaderShard):  # type: ignore[misc]  # accelerate is
         self.batches.resuming = resume
 
     def _warn_after_early_stop(self, epoch: int) -> None:
-        last = self._passes[-1] if self._passes else None
+        last = self._passes.known[-1] if self._passes.known else None
         if last is None or last.live or last.epoch != epoch:
             return
         if last.restored and last.begun["position"]:

@@ -14,6 +14,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils.data import DataLoader
 
 from rankless_sampler.batching import SeededDistributedSampler, ShardedBatchSampler
+from rankless_sampler.delivery import Pass, Passes
 from rankless_sampler.samplers import SeededEpochSampler, State
 
 __all__ = ["ResumableDataLoader", "SeededOrderCallback"]
@@ -104,32 +105,37 @@ class ResumableDataLoader(DataLoader[T_co]):
             )
         self._view: View = view
         self._resume: State | None = None  # loaded, and waiting for the next pass
-        self._begun: State | None = None  # where the latest pass began
-        self._delivered = 0
         self._generation = -1  # the sampler's, when that was
+        self._passes = Passes()
 
     def __iter__(self) -> Any:
         # A generator: nothing is drawn before the first `next`, when the caller has said which epoch it is.
         inner, resume, self._resume = _inner(self._view), self._resume, None
         if resume is not None and (self._generation == inner._generation or inner.epoch == _due(resume)):
             inner.load_state_dict(resume)
-        self._begun, self._delivered = inner._next_place().state(), 0
-        batches = super().__iter__()
-        self._generation = inner._generation
-        for batch in batches:
-            self._delivered += 1
-            yield batch
+        own = Pass(inner._next_place().state(), generation=inner._generation)
+        self._passes.open(own)
+        try:
+            for batch in super().__iter__():
+                self._passes.deliver(own)
+                yield batch
+                self._passes.refuse_taken_workers(own, persistent=self.persistent_workers)
+        except BaseException:  # left early
+            self._passes.leave(own)
+            raise
+        own.live = False
 
     def state_dict(self) -> State:
         """Epoch and position after the last delivered batch: plain ints and strs, the same on every rank."""
         if self._resume is not None:
             return dict(self._resume)
         inner = _inner(self._view)
-        if self._begun is None or self._generation != inner._generation:
+        current = next((own for own in reversed(self._passes.known) if _is_due(own, inner)), None)
+        if current is None:
             return inner._next_place().state()
-        length = int(self._begun["num_samples"])
-        position = min(int(self._begun["position"]) + self._delivered * _step(self, self._view), length)
-        return {**self._begun, "position": position if self._batches_from(position, length) else length}
+        begun, length = current.begun, int(current.begun["num_samples"])
+        position = min(int(begun["position"]) + current.delivered * _step(self, self._view), length)
+        return {**begun, "position": position if self._batches_from(position, length) else length}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Let the next pass go on exactly there; the end of an epoch is the start of the next.
@@ -188,6 +194,11 @@ def _inner(view: View) -> SeededEpochSampler:
     if isinstance(view, SeededEpochSampler):
         return view
     return view.sampler if isinstance(view, ShardedBatchSampler) else view._sampler
+
+
+def _is_due(own: Pass, inner: SeededEpochSampler) -> bool:
+    """Whether the sampler was told nothing since the pass began, or, while that goes on, its own epoch again."""
+    return own.generation == inner._generation or (own.live and inner._resume is None and own.epoch == inner.epoch)
 
 
 def _due(state: State) -> int:

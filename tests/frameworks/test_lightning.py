@@ -350,6 +350,34 @@ def test_every_state_of_a_pass_leads_to_its_rest(workers: int, drop_last: bool) 
     assert isinstance(next(iter(resumed)), torch.Tensor)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_state_is_that_of_the_pass_that_goes_on(workers: int) -> None:
+    loader = new_loader("resumable", workers, epoch=1)
+    for step, _ in enumerate(loader, start=1):
+        if step % 2:
+            next(iter(loader))  # a peek
+        loader.sampler.set_epoch(1)  # as it is
+        state = loader.state_dict()
+        assert (state["epoch"], state["position"]) == (1, min(step * SIZE, N))
+    loader.sampler.set_epoch(2)
+    assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (2, 0)
+
+
+def test_persistent_workers_that_a_second_iterator_has_taken_are_an_error() -> None:
+    from rankless_sampler import SeededEpochSampler
+    from rankless_sampler.lightning import ResumableDataLoader
+
+    data: Any = range(N)
+    sampler = SeededEpochSampler(data, SEED)
+    sampler.set_epoch(0)
+    loader: Any = ResumableDataLoader(data, SIZE, sampler=sampler, num_workers=2, persistent_workers=True)
+    batches = iter(loader)
+    next(batches)
+    next(iter(loader))
+    with pytest.raises(RuntimeError, match="persistent_workers=False"):
+        next(batches)
+
+
 def test_a_sampler_without_a_place_is_refused() -> None:
     from rankless_sampler.lightning import ResumableDataLoader
 
