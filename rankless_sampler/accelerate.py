@@ -50,7 +50,14 @@ def prepare(accelerator: Accelerator, *objects: Any, device_placement: list[bool
         The prepared objects: a tuple, or the object if it was one.
     Raises:
         ValueError: the ranks' samplers differ (see `check_ranks`), or a loader cannot be exact; says why.
+        RuntimeError: the process was launched as one of several, but the Accelerator knows nothing of it.
     """
+    world = os.environ.get("WORLD_SIZE", "1")
+    if accelerator.num_processes == 1 and world not in ("", "1"):
+        raise RuntimeError(
+            f"this process is one of WORLD_SIZE={world}, but the Accelerator runs as one alone, so that each would train "
+            "on every sample. Without a GPU, build it with Accelerator(cpu=True), or set ACCELERATE_USE_CPU=true"
+        )
     placements = [None] * len(objects) if device_placement is None else device_placement
     if len(placements) != len(objects):
         raise ValueError(f"device_placement must have one entry for each of {len(objects)} objects, got {placements}")
@@ -115,21 +122,27 @@ class ElasticDataLoader(DataLoaderShard):  # type: ignore[misc]  # accelerate is
             assert own is not None
             while batch is not _END:
                 self._passes.deliver(own)
-                self.remainder = own.remainder
+                self.remainder, own.at_end = own.remainder, self.end_of_dataloader
                 yield batch
                 self._passes.refuse_taken_workers(own, persistent=self.persistent_workers)
                 self._adopt()
                 due = self.iteration
                 batch = next(delivered, _END)
         except BaseException:  # left early
+            self._adopt()
             left = own or self._passes.opened
             if left is not None:
                 self._passes.leave(left)
+                if left.restored and not left.delivered and left in self._passes.known:  # failed: still to be resumed
+                    self._passes.forget(left)
+                    self._expect(left.begun)
+            self._hand_back()
             raise
         # Not accelerate's count: that leaves out a pass without a batch, as a short rest may be, and adds 1 to an epoch
         # that was told (set_epoch, load_state) while the pass went on, or that another pass has moved on to.
         self.iteration = due + (own in self._passes.known and own.epoch == due)
         self._passes.forget(own)
+        self._hand_back()
 
     def __len__(self) -> int:
         """Batches of this rank in a whole epoch."""
@@ -144,7 +157,10 @@ class ElasticDataLoader(DataLoaderShard):  # type: ignore[misc]  # accelerate is
         """The epoch of the next pass; see the class for what becomes of a pending resume."""
         opening, self._opening = self._opening, False
         epoch = check_int("epoch", epoch, 0)
+        self._adopt()
         resume = self._resume if self._resume is not None and self._resume["epoch"] == epoch else None
+        if resume is not None:
+            self.batches.sampler._read(resume)  # the dataset may have changed since
         if opening and resume is None:
             self._warn_after_early_stop(epoch)
         super().set_epoch(epoch)
@@ -201,11 +217,17 @@ class ElasticDataLoader(DataLoaderShard):  # type: ignore[misc]  # accelerate is
             self._generation = sampler._generation
             place = sampler._next_place()
             self.iteration = place.epoch
-            if sampler._resume is None:
-                self._passes.keep_live()
-            else:
+            if sampler._resume is not None or sampler._latest is None:  # a state was loaded
                 self._passes.known.clear()
+            self._passes.keep_live()
             self._expect(place.state() if place.position else None)
+
+    def _hand_back(self) -> None:
+        """Let accelerate's marks be those of the pass that goes on, if one does."""
+        for own in reversed(self._passes.known):
+            if own.live:
+                self.remainder, self.end_of_dataloader = own.remainder, own.at_end
+                return
 
     def _state(self, position: int) -> State:
         return self.batches.sampler._next_place()._replace(epoch=self.iteration, position=position).state()
@@ -215,8 +237,8 @@ class ElasticDataLoader(DataLoaderShard):  # type: ignore[misc]  # accelerate is
         self.batches.resuming = resume
 
     def _warn_after_early_stop(self, epoch: int) -> None:
-        last = self._passes.known[-1] if self._passes.known else None
-        if last is None or last.live or last.epoch != epoch:
+        last = next((own for own in self._passes.known if not own.live and own.epoch == epoch), None)
+        if last is None:
             return
         if last.restored and last.begun["position"]:
             message = (

@@ -19,6 +19,7 @@ class Pass:
     restored: bool = False
     generation: int = -1  # the sampler's, when it began
     remainder: int = -1  # accelerate's: samples in its last, uneven step
+    at_end: bool = False  # accelerate's end_of_dataloader, at its latest batch
     delivered: int = 0  # batches
     live: bool = True  # neither at its end nor left early
 
@@ -46,9 +47,9 @@ class Passes:
             self.known.append(own)
 
     def leave(self, own: Pass) -> None:
-        """Its place is kept, unless another pass goes on: then this was a peek."""
+        """Its place is kept, unless another pass of that epoch goes on, and is as far: then this was a peek."""
         own.live = False
-        if any(other.live for other in self.known):
+        if any(other.live and other.epoch == own.epoch and other.delivered >= own.delivered for other in self.known):
             self.forget(own)
 
     def forget(self, own: Pass) -> None:
@@ -70,5 +71,5 @@ class Passes:
             )
 
     def __reduce__(self) -> tuple[object, ...]:
-        copied = [replace(own, live=False) for own in self.known[-1:]]  # a copy has no iterators
+        copied = [replace(own, live=False) for own in self.known]  # a copy has no iterators
         return Passes, (), {"known": copied, "opened": None}

@@ -110,8 +110,8 @@ class ResumableDataLoader(DataLoader[T_co]):
 
     def __iter__(self) -> Any:
         # A generator: nothing is drawn before the first `next`, when the caller has said which epoch it is.
-        inner, resume, self._resume = _inner(self._view), self._resume, None
-        if resume is not None and (self._generation == inner._generation or inner.epoch == _due(resume)):
+        inner, resume, self._resume = _inner(self._view), self._pending(), None
+        if resume is not None:
             inner.load_state_dict(resume)
         own = Pass(inner._next_place().state(), generation=inner._generation)
         self._passes.open(own)
@@ -127,9 +127,9 @@ class ResumableDataLoader(DataLoader[T_co]):
 
     def state_dict(self) -> State:
         """Epoch and position after the last delivered batch: plain ints and strs, the same on every rank."""
-        if self._resume is not None:
-            return dict(self._resume)
-        inner = _inner(self._view)
+        inner, resume = _inner(self._view), self._pending()
+        if resume is not None:
+            return dict(resume)
         current = next((own for own in reversed(self._passes.known) if _is_due(own, inner)), None)
         if current is None:
             return inner._next_place().state()
@@ -146,6 +146,14 @@ class ResumableDataLoader(DataLoader[T_co]):
         inner = _inner(self._view)
         inner._read(state_dict)
         self._resume, self._generation = dict(state_dict), inner._generation
+        self._passes.known.clear()
+
+    def _pending(self) -> State | None:
+        """The state that was loaded, unless the sampler was told another epoch since."""
+        inner, resume = _inner(self._view), self._resume
+        if resume is not None and (self._generation == inner._generation or inner.epoch == _due(resume)):
+            return resume
+        return None
 
     def _batches_from(self, position: int, length: int) -> int:
         """Batches that the rest of an epoch still gives, to the rank that gets most: none of what is dropped."""
@@ -198,7 +206,8 @@ def _inner(view: View) -> SeededEpochSampler:
 
 def _is_due(own: Pass, inner: SeededEpochSampler) -> bool:
     """Whether the sampler was told nothing since the pass began, or, while that goes on, its own epoch again."""
-    return own.generation == inner._generation or (own.live and inner._resume is None and own.epoch == inner.epoch)
+    untold = own.generation == inner._generation
+    return untold or (own.live and own.epoch == inner.epoch and inner._resume is None and inner._latest is not None)
 
 
 def _due(state: State) -> int:

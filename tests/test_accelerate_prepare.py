@@ -707,6 +707,53 @@ def test_an_iterator_from_before_that_ends_late_does_not_set_the_epoch_back():
     assert walk(loader) == cut(20, 2)
 
 
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_a_break_keeps_its_place_beside_an_iterator_that_was_begun_before(epoch):
+    _, loader = prepared()
+    kept = iter(loader)
+    next(kept)
+    for _ in range(epoch):
+        walk(loader)
+    walk(loader, 3)
+    assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (epoch, 12)
+    copied = pickle.loads(pickle.dumps(loader))
+    assert copied.state_dict() == loader.state_dict()
+    next(kept)
+    assert pickle.loads(pickle.dumps(loader)).state_dict() == loader.state_dict()
+    with pytest.warns(UserWarning, match="stopped early"):
+        assert walk(loader) == cut(20, epoch)
+
+
+def test_what_the_sampler_and_then_the_loader_are_told_is_honoured_in_that_order():
+    _, loader = prepared()
+    sampler = loader.batches.sampler
+    sampler.load_state_dict({**loader.state_dict(), "epoch": 7, "position": 12})
+    loader.set_epoch(7)
+    assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (7, 12)
+    sampler.set_epoch(7)
+    loader.set_epoch(7)
+    assert loader.state_dict()["position"] == 0
+    started = iter(loader)
+    next(started)
+    sampler.load_state_dict({**loader.state_dict(), "epoch": 3, "position": 8})
+    sampler.set_epoch(7)
+    assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (7, 0)
+    for step, _ in enumerate(loader):
+        if step == 2:
+            sampler.set_epoch(7)
+            break
+    assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (7, 12)
+
+
+def test_a_peek_leaves_accelerates_marks_of_the_last_step_alone():
+    _, loader = prepared()
+    marks = []
+    for _ in loader:
+        next(iter(loader))
+        marks.append((loader.end_of_dataloader, loader.gradient_state.end_of_dataloader))
+    assert marks == [(False, False)] * 4 + [(True, True)]
+
+
 def test_a_peek_during_a_resumed_pass_leaves_its_remainder_alone():
     _, loader = prepared(10)
     loader.load_state_dict({**loader.state_dict(), "position": 3})
@@ -714,8 +761,11 @@ def test_a_peek_during_a_resumed_pass_leaves_its_remainder_alone():
     for step, _ in enumerate(loader):
         remainders.append(loader.remainder)
         if step == 0:
-            next(iter(loader))
+            peek = iter(loader)
+            next(peek)
             assert loader.remainder == 10 % 4
+            del peek
+            assert loader.remainder == 3
     assert remainders == [3, 3]
 
 
@@ -1171,10 +1221,20 @@ def test_a_dataset_that_grew_after_load_state_is_refused_at_the_first_batch(chec
     accelerator, loader = prepared()
     accelerator.load_state(checkpoint)
     loader.dataset.n = loader.get_sampler().data_source = 24
-    with pytest.raises(ValueError, match=r"num_samples=20, but this dataset has 24.*set_epoch\(2\)"):
-        walk(loader)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"num_samples=20, but this dataset has 24.*set_epoch\(2\)"):
+            walk(loader)
+        with pytest.raises(ValueError, match="this dataset has 24"):
+            loader.set_epoch(1)
     loader.set_epoch(2)
     assert walk(loader) == cut(24, 2)
+
+
+def test_one_process_of_several_whose_accelerator_knows_nothing_of_them_is_refused(monkeypatch):
+    accelerator = accelerator_of({})
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RuntimeError, match=r"one of WORLD_SIZE=2, .*Accelerator\(cpu=True\)"):
+        prepare(accelerator, loader_of(20, 4))
 
 
 def test_configuration_objects_are_left_as_they_were():

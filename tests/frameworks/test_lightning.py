@@ -363,6 +363,21 @@ def test_the_state_is_that_of_the_pass_that_goes_on(workers: int) -> None:
     assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (2, 0)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loaded_state_wins_over_passes_that_were_begun_before(workers: int) -> None:
+    loader = new_loader("resumable", workers, epoch=0)
+    kept = iter(loader)
+    next(kept)
+    loader.load_state_dict({**loader.state_dict(), "position": 8})
+    resumed = iter(loader)
+    next(resumed)
+    next(kept)
+    assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (0, 12)
+    loader.load_state_dict({**loader.state_dict(), "epoch": 1, "position": 8})
+    loader.sampler.set_epoch(5)  # drops it
+    assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (5, 0)
+
+
 def test_persistent_workers_that_a_second_iterator_has_taken_are_an_error() -> None:
     from rankless_sampler import SeededEpochSampler
     from rankless_sampler.lightning import ResumableDataLoader
