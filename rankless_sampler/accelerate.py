@@ -55,8 +55,8 @@ def prepare(accelerator: Accelerator, *objects: Any, device_placement: list[bool
     world = os.environ.get("WORLD_SIZE", "1")
     if accelerator.num_processes == 1 and world not in ("", "1"):
         raise RuntimeError(
-            f"this process is one of WORLD_SIZE={world}, but the Accelerator runs as one alone, so that each would train "
-            "on every sample. Without a GPU, build it with Accelerator(cpu=True), or set ACCELERATE_USE_CPU=true"
+            f"this process is one of WORLD_SIZE={world}, but the Accelerator runs as one alone, so that each would "
+            "train on every sample. Without a GPU, build it with Accelerator(cpu=True), or set ACCELERATE_USE_CPU=true"
         )
     placements = [None] * len(objects) if device_placement is None else device_placement
     if len(placements) != len(objects):
