@@ -207,6 +207,7 @@ class ElasticDataLoader(DataLoaderShard):  # type: ignore[misc]  # accelerate is
         self._adopt()
 
     def __reduce__(self) -> tuple[Any, ...]:
+        self._adopt()
         # Without the process's gradient state: each has its own, and weak references to loaders in it.
         return (_rebuild, ({key: value for key, value in self.__dict__.items() if key != "gradient_state"},))
 
