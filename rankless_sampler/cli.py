@@ -174,6 +174,10 @@ def _rank() -> None:
 
     options = json.loads(sys.argv[1])
     faulthandler.dump_traceback_later(0.9 * options["timeout"])  # a hung rank says where it stands
+    if sys.version_info < (3, 12) and hasattr(os, "register_at_fork"):
+        # CPython gh-112275: a worker hangs if it is forked while another thread ends its use of Python, as gloo's do
+        # just after a collective. Give them time for it.
+        os.register_at_fork(before=lambda: time.sleep(0.005))
 
     import torch
     from accelerate import Accelerator
