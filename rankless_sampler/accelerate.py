@@ -78,6 +78,7 @@ class ElasticDataLoader(DataLoaderShard):  # type: ignore[misc]  # accelerate is
     ``set_epoch(e)`` of the epoch that a resume is pending for keeps its position (epoch loops begin with that call);
     any other epoch starts at its start. A pass that is under way goes on undisturbed, by ``set_epoch`` or by another
     iterator beside it (a peek); of several in the epoch that is due, the state is that of the one that delivered last.
+    One that is left then counts no more, unless it came further than those that go on.
 
     Made by `prepare`, with the attributes of accelerate's loader. Of these, ``iteration`` is the epoch that is due and
     ``remainder`` the samples in the last step of the pass, where that is uneven. ``batches`` is this rank's

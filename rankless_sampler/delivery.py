@@ -29,7 +29,7 @@ class Pass:
 
 
 class Passes:
-    """The passes that are under way, by their latest batch; where there are none, the last that was left."""
+    """The passes that are under way, by their latest batch, and the last that was left early."""
 
     def __init__(self) -> None:
         self.known: list[Pass] = []

@@ -7,12 +7,8 @@ import importlib
 
 import pytest
 
-MODULES = [
-    "order",
-    "samplers",
-    "batching",
-    "loaders",
-]  # lightning's run with its own tests; the others' need an accelerator or a trainer
+# lightning's run with its own tests; the others' need an accelerator or a trainer
+MODULES = ["order", "samplers", "batching", "loaders"]
 
 
 @pytest.mark.parametrize("name", MODULES)
